@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import FolderError, OutputError, either, printable, reason_of
+from explain._utils.errors import FolderError, OutputError, either, printable, reason_of, shown
 from explain._utils.html import png
 from explain._utils.signals import deferring_signals
 
@@ -91,6 +91,8 @@ class Files:
     def __init__(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Begin an empty set of files for a folder, which need not exist yet; nothing is written
         before `write`."""
+        if not isinstance(folder, (str, os.PathLike)):
+            raise FolderError(f"folder must be a path, got {shown(folder)}; name one")
         self.folder = Path(folder)
         self.overwrite = overwrite
         self._contents: dict[str, bytes] = {}

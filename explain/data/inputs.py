@@ -439,8 +439,6 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
             remedy = "add the batch dimension with x[None]"
         elif x.shape[-1] == first.in_channels:
             remedy = "put the channels first with x.permute(2, 0, 1)[None]"
-    elif x.ndim == 2:
-        remedy = "for signals of one channel, give x[:, None] to a module that takes x[:, 0] of it"
     raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
 
 
@@ -474,33 +472,21 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
     layer, first = first_convolution(model)
     if first is None:
         return
-    for_convolution = f"for the model's first convolution ({layer})"
     dims = len(first.kernel_size) + 2
     if x.ndim != dims:
-        remedy = (
-            "explain the frames of a video one by one"
-            if x.ndim == 5
-            else "give it volumes or videos (N, C, T, H, W)"
-        )
         yield (
             _DIMENSIONS,
-            f"{name} must have {dims} dimensions {for_convolution}, got {x.ndim}; {remedy}",
+            f"{name} must have {dims} dimensions for the model's first convolution ({layer}), got "
+            f"{x.ndim}; give photos as (N, C, H, W), volumes and videos as (N, C, T, H, W)",
         )
     elif x.shape[1] != first.in_channels:
-        remedies = {
-            1: "use x.expand(-1, 3, -1, -1) for photos in grey",
-            4: "leave out transparency with x[:, :3]",
-        }
-        preprocess = either("a preprocess= of your own", "an attribute preprocess of the model")
-        other = f"give it the channels that it was trained with, photos by {preprocess}"
-        is_of_photos = first.in_channels == 3 and x.ndim == 4
-        remedy = remedies.get(x.shape[1], other) if is_of_photos else other
+        remedy = either("use a preprocess= with as many", "give the model a preprocess of its own")
         if x.shape[-1] == first.in_channels:
             remedy = "put the channels first with x.movedim(-1, 1)"
-        channels = f"{first.in_channels} channel{'s' * (first.in_channels > 1)}"
         yield (
             _CHANNELS,
-            f"{name} must have {channels} {for_convolution}, got {x.shape[1]}; {remedy}",
+            f"{name} must have the channels of the model's first convolution ({layer}), "
+            f"{first.in_channels}, got {x.shape[1]}; {remedy}",
         )
 
 

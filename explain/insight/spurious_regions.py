@@ -75,7 +75,7 @@ class PatternPhotos:
     of_class: PhotosWithRegions
     other_classes: PhotosWithRegions
     # whether the region is that of the photo that it is pasted into (such as all but its object)
-    region_of_other: bool
+    region_of_other: bool = False
     direction: tuple[str, torch.Tensor] | None = None
     """The layer and the vector ``(C,)`` of the pattern, where the finding has one."""
 
@@ -174,9 +174,7 @@ def _of_excess(
 
     of_class = covered([row for row in rest if class_of(row) == target])
     other_classes = covered([row for row in rest if class_of(row) != target])
-    return _check_enough(
-        PatternPhotos(target, of_finding, of_class, other_classes, region_of_other=False)
-    )
+    return _check_enough(PatternPhotos(target, of_finding, of_class, other_classes))
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
@@ -222,7 +220,6 @@ def _of_vector(
             candidates[order[:count]],
             candidates[order[:0]],
             candidates[order[count:]],
-            region_of_other=False,
             direction=(layer, vector.double()),
         )
     )

@@ -331,24 +331,19 @@ class CoveredRanks(MaskedInputs):
 
     def masks(self, evidence: Evidence) -> PerturbedRows:
         """The masks of a `cover_ranks` request ``(b, 1, H, W)``: 0 for pixels whose rank is within
-        the interval of the image, 1 elsewhere. Masks of an image are in the order of its intervals.
-        """
-        ranks = self.ranks
+        the interval of the image, 1 elsewhere. Masks are in the order of the intervals."""
         owners, starts, ends = self.intervals.unbind(1)
-        counts = owners.bincount(minlength=len(ranks))
-        first = counts.cumsum(0) - counts
 
         def kept(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             """Which pixels stay, ``(b, 1, H, W)``, for numbers of images and intervals ``(b,)``:
             those whose rank is outside of the interval.
             """
-            ranks_of_samples = ranks if len(ranks) == 1 else ranks[images]
-            places = first[images] + numbers
-            low = over_all(starts[places], ranks)
-            high = over_all(ends[places], ranks)
-            return (ranks_of_samples < low).logical_or_(ranks_of_samples >= high)[:, None]
+            ranks = self.ranks[images]
+            low = over_all(starts[numbers], ranks)
+            high = over_all(ends[numbers], ranks)
+            return (ranks < low).logical_or_(ranks >= high)[:, None]
 
-        return samples_of(counts.tolist(), ranks.device, kept)
+        return PerturbedRows(owners, torch.arange(len(owners), device=owners.device), kept)
 
 
 def cover_ranks(

@@ -61,7 +61,6 @@ class Maps:
                 f"map {name!r} must be a method, Attribution or array of numbers, got "
                 f"{shown(source)}"
             )
-        count = len(images)
         size = tuple(images.shape[2:])
         if isinstance(source, Attribution) and source.frames_first:
             values = values.transpose(1, 2)
@@ -69,12 +68,10 @@ class Maps:
             values = values.unsqueeze(-2)  # of signals (N, l) or (N, C, L)
         of_channels = tuple(values.shape[2:]) == size
         is_map = values.ndim == images.ndim - 1 or of_channels
-        if not is_map or len(values) != count or 0 in values.shape:
-            cells = "h, w" if len(size) == 2 else "t, h, w"
-            pixels = ", ".join(map(str, size))
+        if not is_map or len(values) != len(images) or 0 in values.shape:
             raise MetricError(
-                f"map {name!r} must have the shape ({count}, {cells}), or ({count}, C, {pixels}) "
-                f"for each pixel, got {tuple(values.shape)}"
+                f"map {name!r} must have the shape (N, h, w), or (N, C, H, W) for each pixel, of "
+                f"images {tuple(images.shape)}, got {tuple(values.shape)}"
             )
         values = in_single_or_double(values.detach().to(images.device))
         if of_channels and not bool(torch.isfinite(values.abs().sum(1)).all()):

@@ -26,7 +26,6 @@ from explain.layers.intervening import intervene
 from explain.layers.layouts import Grids
 from explain.layers.summary import summary_of
 from explain.methods import Method, Smooth
-from explain.methods.base import Fusion
 from explain.metrics.base import Metric, MetricInput, MetricResult
 from explain.metrics.maps import Maps, MapsLike
 from explain.metrics.randomised import Randomised
@@ -293,19 +292,20 @@ def _run(
         inputs = inputs.rows(owners, {inputs.path: images.to(inputs.x)})
         target = target.rows(owners) if len(changed) > 1 else target
     results: list[dict[str, VariantResult]] = [{} for _ in variants]
-    groups: dict[tuple[tuple[str, ...] | None, Fusion | None], list[str]] = {}
+    # by their layers, how the maps of several become one, and where cells are drawn
+    groups: dict[tuple[Any, ...], list[str]] = {}
     for name, method in methods.items():
-        layer = method.attribution.layer
+        attribution = method.attribution
+        layer = attribution.layer
         layers = (layer,) if isinstance(layer, str) else layer
-        groups.setdefault((layers, method.attribution.fuse), []).append(name)
-    for (layers, fuse), names in groups.items():
+        groups.setdefault((layers, attribution.fuse, attribution.placed), []).append(name)
+    for (layers, fuse, placed), names in groups.items():
         objects = [methods[name].method for name in names]
         if first.wrap is not None:
             objects = [replace(first.wrap, method=method) for method in objects]
         layer_names = None if layers is None else [prefix + layer for layer in layers]
-        placed = {methods[name].attribution.placed for name in names}
         settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
-        settings["placement"] = "even" if "even" in placed else "cells"
+        settings["placement"] = placed
         with muted(), intervene(model, interventions):
             request = requested(model, inputs, objects, None, classes or [target], None, **settings)
             # rounding errors are as unlike the map as zeros are

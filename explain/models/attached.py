@@ -41,7 +41,9 @@ def as_classifier(
 ) -> Classifier:
     """A module with its own ``preprocess`` and ``categories``, else what timm, transformers or
     ultralytics keep in it; else ``assumed`` says what is assumed. Nothing is downloaded."""
-    inner = unwrapped_or_same(model)
+    inner = model
+    with muted(), suppress(ModelError):  # others refuse what cannot be opened, as scripted modules
+        inner = unwrapped(model)
     name = name or type(inner).__name__
     preprocess = _attribute(model, inner, "preprocess")
     labels = _attribute(model, inner, "categories")
@@ -126,14 +128,6 @@ def fixed_size(name: str) -> ModelError:
         f"{option_name('size')} cannot be changed for a model that brings its own "
         f"preprocessing, got {name!r}; leave it out"
     )
-
-
-def unwrapped_or_same(model: nn.Module) -> nn.Module:
-    """Return the module inside of DataParallel and the like, or the model itself. No error is
-    raised here for models that cannot be opened, as scripted ones: others refuse them."""
-    with muted(), suppress(ModelError):
-        return unwrapped(model)
-    return model
 
 
 def as_preprocess(preprocess: Any) -> Preprocess:

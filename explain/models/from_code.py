@@ -45,14 +45,8 @@ def made_by_code(name: str) -> Any:
         )
     module = _module_of_file(name, Path(where)) if where.endswith(".py") else _module(name, where)
     if not hasattr(module, attribute):
-        names = [
-            key
-            for key, value in vars(module).items()
-            if getattr(value, "__module__", None) == module.__name__
-        ]
-        raise ModelError(
-            f"model {name!r}: {where} has no {attribute!r}; {did_you_mean(attribute, names)}"
-        )
+        hint = did_you_mean(attribute, vars(module))
+        raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {hint}")
     model = getattr(module, attribute)
     if callable(model) and not isinstance(model, (nn.Module, Classifier)):
         return model()
@@ -63,7 +57,7 @@ def _module(name: str, where: str) -> ModuleType:
     """Import the module with the dotted name ``where``, for the model called ``name``; the current
     folder is put on ``sys.path``."""
     folder = str(Path.cwd())
-    if not {"", folder} & set(sys.path):
+    if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
         return importlib.import_module(where)
