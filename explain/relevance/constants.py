@@ -92,12 +92,15 @@ def constant_part(step: Step) -> Tensor:
     with zero for signals; of a sum in the shape of the constants. Its result is the sum of this and
     of the same for its signals."""
     signals = {step.inputs[position] for position in step.signals}
+    constant_shapes = [value.shape for value in step.inputs if value not in signals]
 
     def without_signal(value: Value) -> Tensor:
         """Zeros in the place of a signal."""
         if value not in signals:
             return value.tensor
-        return value.tensor.new_zeros(() if step.kind == "sum" else value.shape)
+        if step.kind == "sum":  # into which a sum in place can be written
+            return value.tensor.new_zeros(torch.broadcast_shapes(*constant_shapes))
+        return torch.zeros_like(value.tensor)
 
     return step.recorded.run(without_signal)[step.output]
 

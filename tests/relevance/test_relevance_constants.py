@@ -41,6 +41,12 @@ def added_to(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return pooled(whole) @ net.weight
 
 
+def of_the_signal(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    whole = y.clone()
+    whole += net.pixel
+    return pooled(whole) @ net.weight
+
+
 def added_to_a_part(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     whole = (net.pixel * 2).expand_as(y).clone()
     whole[:, 1:3] += y[:, :2]
@@ -66,6 +72,7 @@ CONSTANTS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] 
         pooled(torch.where(y > 0.3, 1, 0).to(y) * net.pixel + y) @ net.weight
     ),
     "a sum in place of the constant": added_to,
+    "a sum in place of the signal": of_the_signal,
     "a sum in place of a part of the constant": added_to_a_part,
 }
 
