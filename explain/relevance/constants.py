@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,8 @@ def constant_part(step: Step) -> Tensor:
         if value not in signals:
             return value.tensor
         if step.kind == "sum":  # into which a sum in place can be written
-            return value.tensor.new_zeros(torch.broadcast_shapes(*constant_shapes))
+            shape: Any = torch.broadcast_shapes(*constant_shapes)  # type: ignore[no-untyped-call]
+            return value.tensor.new_zeros(shape)
         return torch.zeros_like(value.tensor)
 
     return step.recorded.run(without_signal)[step.output]
