@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from explain._utils.errors import MethodError, short_repr
 from explain.baselines.base import Baseline
@@ -20,7 +19,7 @@ from explain.methods.path import (
     ScoreAndGradient,
     StraightPath,
 )
-from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions
+from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions, pixels_near
 
 TINY = 1e-12  # share of the whole path that counts as rounding errors
 
@@ -431,15 +430,8 @@ class XRAI(Method):
             regions += [labels == number for number in range(int(labels.max()) + 1)]
         masks = torch.stack(regions)
         if self.regions is None:
-            masks = dilated(masks, round(DILATION * side_ratio))
+            masks = pixels_near(masks, round(DILATION * side_ratio))
         return ranked(pixels, masks, max(1, round(LEAST * side_ratio**2)))
-
-
-def dilated(masks: torch.Tensor, radius: int) -> torch.Tensor:
-    """Grow regions ``(S, H, W)`` by all pixels within ``radius`` pixels of them."""
-    squares = torch.arange(-radius, radius + 1).square()
-    disc = (squares[:, None] + squares <= radius**2).to(masks.device, torch.float32)
-    return F.conv2d(masks[:, None].float(), disc[None, None], padding=radius)[:, 0] > 0
 
 
 def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from explain._utils.errors import MethodError, optional, shown
 from explain._utils.options import CheckedFields, register_reader
@@ -262,6 +263,19 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
         sums = of_image.new_zeros(int(numbers.max()) + 1).index_add_(0, numbers, of_image)
         means.append(sums / numbers.bincount().clamp(min=1))
     return means
+
+
+def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
+    """Grow regions ``(N, H, W)`` of truth values by all pixels no farther than ``by`` pixels from
+    them."""
+    squared = torch.where(region, 0.0, torch.inf)  # distances, along one axis after the other
+    reach = int(by)
+    for dim in range(1, region.ndim):
+        along = F.pad(squared.movedim(dim, -1), (reach, reach), value=torch.inf)
+        for step in range(-reach, reach + 1):
+            shifted = along.narrow(-1, reach + step, region.shape[dim]).movedim(-1, dim)
+            squared = torch.minimum(squared, shifted + step**2)
+    return squared.sqrt() <= by
 
 
 def regions_of(value: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from explain._utils.errors import MetricError, image_name, shown
@@ -16,6 +15,7 @@ from explain.baselines.replacements import to_unit
 from explain.data.boxes import connected_parts
 from explain.layers.layouts import Size
 from explain.methods.base import over_all, ratio
+from explain.methods.regions import pixels_near
 from explain.metrics.base import NOTHING, ZERO, MapMetric, MetricInput, MetricResult, register
 from explain.metrics.faithfulness import share_counts
 from explain.metrics.maps import Sign, as_tensor, mid_ranks, ranks_of
@@ -399,19 +399,6 @@ class IoU(LocalisationMetric):
 def _share_of(region: torch.Tensor) -> torch.Tensor:
     """The share ``(N,)`` of the pixels that regions ``(N, H, W)`` hold."""
     return region.double().flatten(1).mean(1)
-
-
-def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
-    """Grow regions ``(N, H, W)`` of truth values by all pixels no farther than ``by`` pixels from
-    them."""
-    squared = torch.where(region, 0.0, torch.inf)  # distances, along one axis after the other
-    reach = int(by)
-    for dim in range(1, region.ndim):
-        along = F.pad(squared.movedim(dim, -1), (reach, reach), value=torch.inf)
-        for step in range(-reach, reach + 1):
-            shifted = along.narrow(-1, reach + step, region.shape[dim]).movedim(-1, dim)
-            squared = torch.minimum(squared, shifted + step**2)
-    return squared.sqrt() <= by
 
 
 def _pooled(data: MetricInput) -> torch.Tensor:

@@ -13,8 +13,8 @@ from explain.methods.evidence import members, step_lengths
 from explain.methods.extremal import shared
 from explain.methods.occlusion import Windows
 from explain.methods.path import quadrature
-from explain.methods.path_variants import dilated, ranked
-from explain.methods.regions import Felzenszwalb, halves, regions_of
+from explain.methods.path_variants import ranked
+from explain.methods.regions import Felzenszwalb, halves, pixels_near, regions_of
 from explain.methods.score_cam import complete_linkage
 from explain.methods.shapley import coefficients, cut
 
@@ -69,7 +69,7 @@ def test_points_and_weights_of_trapezia() -> None:
 
 def test_regions_grow_and_are_ranked() -> None:
     dot = torch.tensor([[[1, 0, 0, 0]]]) > 0
-    assert dilated(dot, 1).int().tolist() == [[[1, 1, 0, 0]]]
+    assert pixels_near(dot, 1).int().tolist() == [[[1, 1, 0, 0]]]
     two = torch.tensor([[[1, 1, 0]], [[0, 1, 1]]]) > 0
     assert ranked(torch.tensor([[1.0, 5.0, 3.0]]), two, 1).tolist() == [[1.0, 4.0, 4.0]]
 

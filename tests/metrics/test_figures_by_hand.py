@@ -11,9 +11,10 @@ from torch import nn
 
 from explain.data.inputs import Inputs
 from explain.methods.estimates import NORMAL, student_factor
+from explain.methods.regions import pixels_near
 from explain.metrics.covering import elsewhere
 from explain.metrics.evaluation import EvaluationPlan
-from explain.metrics.localisation import boxes_per_image, pixels_near
+from explain.metrics.localisation import boxes_per_image
 from explain.metrics.maps import (
     area_under_curve,
     as_tensor,
