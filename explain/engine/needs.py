@@ -72,7 +72,7 @@ class Backward:
     def changes_gradients(self) -> bool:
         """Whether hooks change gradients on the path of this backward pass, so that it is not a
         plain one."""
-        return self.rule is not None or self.composite is not None or self.reference is not None
+        return self.rule is not None or self.propagates
 
 
 _OF_BACKWARD = {field.name for field in fields(Backward)}

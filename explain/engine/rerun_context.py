@@ -116,7 +116,9 @@ class RerunContext:
             if alone_anyway or (place is None and len(images) == 1):
                 self.state.ways[place] = "one at a time"
             else:
-                self.state.ways[place] = self._first_right(choices, images)
+                right = (way for way, run in choices.items() if self._probe_way(run, images))
+                first_right: Way | None = next(right, None)
+                self.state.ways[place] = first_right or self._one_at_a_time()
         return self.state.ways[place]
 
     def warn_of_draws(self) -> None:
@@ -151,15 +153,6 @@ class RerunContext:
                     f"{_MUST_REPEAT}, but it did not after batches of {samples}; {_RESET}"
                 )
         findings[key] = True
-
-    def _first_right(self, choices: Mapping[Way, Callable[[Tensor], Any]], images: Tensor) -> Way:
-        """The first of some ways to run perturbed samples that scores the unperturbed ``images``
-        right; else "one at a time". ``choices`` has a function for each way, the fastest first.
-        """
-        for way, run in choices.items():
-            if self._probe_way(run, images):
-                return way
-        return self._one_at_a_time()
 
     def _probed(self, image: Tensor) -> Tensor:
         """The image of each sample of a probe, all the same: four or five samples, unlike the
@@ -234,16 +227,11 @@ class RerunContext:
         for resolved in self.targets:
             again = resolved.scores_in(images, output)
             if not self.same_scores(resolved, again, resolved.score):
-                self._refuse(resolved.score, again)
-
-    def _refuse(self, score: Tensor, again: Tensor) -> None:
-        """Raise the error for a model that scores an image differently in a second run, naming the
-        worst image; both scores are ``(N,)``."""
-        image = int((again - score).abs().argmax())
-        raise ModelError(
-            f"{_MUST_REPEAT}, but gave image {image} {score[image].item():.4g} and then "
-            f"{again[image].item():.4g}; {_RESET}"
-        )
+                image = int((again - resolved.score).abs().argmax())  # the worst
+                raise ModelError(
+                    f"{_MUST_REPEAT}, but gave image {image} {resolved.score[image].item():.4g} "
+                    f"and then {again[image].item():.4g}; {_RESET}"
+                )
 
     def same_scores(self, resolved: ResolvedTarget, one: Tensor, other: Tensor) -> Tensor:
         """Whether scores ``(b,)`` of the same images from two runs agree up to rounding; one truth

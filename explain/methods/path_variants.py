@@ -91,11 +91,12 @@ class GuidedIntegratedGradients(CompleteMethod):
     def needs(self) -> frozenset[Need[Any]]:
         return frozenset({_searches(self), self.baseline_score})
 
-    def searches(self, evidence: Evidence) -> list[Search]:
+    def searches(self, evidence: Evidence, *, by_direction: bool = False) -> list[Search]:
         """One search of `GuidedIntegratedGradients` for each image. Rounding differs with the
         number of images that a network runs at once, and so little decides which values are next:
         an image on its own has the same path in any batch."""
-        return [Walk(self, evidence, image) for image in range(len(evidence.inputs))]
+        images = range(len(evidence.inputs))
+        return [Walk(self, evidence, image, by_direction=by_direction) for image in images]
 
     def __call__(self, evidence: Evidence) -> torch.Tensor:
         return joined(evidence[_searches(self)])
@@ -148,7 +149,7 @@ class Walk(Search):
         evidence: Evidence,
         image: int,
         *,
-        by_direction: bool = False,
+        by_direction: bool,
     ) -> None:
         """Begin at the baseline of an ``image``; ``by_direction`` shares out the changes of the
         score (`IDGI`), else gradients times steps are added up.
@@ -322,9 +323,7 @@ class IDGI(CompleteMethod):
     def searches(self, evidence: Evidence) -> list[Search]:
         """A search along the guided path of each image; only for guided paths."""
         assert isinstance(self.path, GuidedIntegratedGradients)
-        path = self.path
-        images = range(len(evidence.inputs))
-        return [Walk(path, evidence, image, by_direction=True) for image in images]
+        return self.path.searches(evidence, by_direction=True)
 
 
 SCALES = (50, 100, 150, 250, 500, 1200)
