@@ -76,18 +76,8 @@ class PathStart(OneForEach):
         x = evidence.inputs
         baseline = self.baseline
         if isinstance(baseline, torch.Tensor):
-            baselines = several(baseline, x[0])
-            if len(baselines) not in (1, evidence.images):
-                raise MethodError(
-                    f"baseline must be one, or one for each image, got {len(baselines)}; give one"
-                )
-            return evidence.of_images(baselines)
+            return evidence.of_images(several(baseline, x[0]))
         if isinstance(baseline, tuple):
-            if len(baseline) not in (1, x.shape[1]):
-                raise MethodError(
-                    f"baseline must have {x.shape[1]} values, got {len(baseline)}; give one a "
-                    "channel"
-                )
             return torch.tensor(baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(baseline, (int, float)):
             return torch.full_like(x, float(baseline))

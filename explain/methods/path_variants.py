@@ -399,11 +399,6 @@ class XRAI(Method):
         """The map of `XRAI` ``(N, H, W)``: regions ranked by integrated gradients from black and
         from white, with the largest channel of each pixel."""
         x = evidence.inputs
-        if x.ndim != 4:
-            raise MethodError(
-                f"input of {self.name} must be an image, got {tuple(x.shape)}; take "
-                "integratedgradients"
-            )
         path_values = [
             (x - start.perturbed(evidence)) * evidence[need]
             for start, need in self._gradients.items()
