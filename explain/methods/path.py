@@ -76,7 +76,12 @@ class PathStart(OneForEach):
         x = evidence.inputs
         baseline = self.baseline
         if isinstance(baseline, torch.Tensor):
-            return evidence.of_images(several(baseline, x[0]))
+            baselines = several(baseline, x[0])
+            if len(baselines) not in (1, evidence.images):
+                raise MethodError(
+                    f"baseline must be one, or one for each image, got {len(baselines)}; give one"
+                )
+            return evidence.of_images(baselines)
         if isinstance(baseline, tuple):
             return torch.tensor(baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(baseline, (int, float)):
