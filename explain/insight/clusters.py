@@ -77,15 +77,14 @@ def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """How well N points at distances ``apart`` ``(N, N)`` fit two or more ``groups`` ``(N,)``
     (Rousseeuw, 1987): 1 far from others, below 0 nearer another group, 0 for a point alone.
     """
-    numbers: torch.Tensor = torch.unique(groups)
-    member = (groups[:, None] == numbers).to(apart)
-    sizes = member.sum(0)
-    sums = apart @ member
-    is_member = member.bool()
-    to_own = sums[is_member] / (sizes - 1).clamp(min=1).expand_as(sums)[is_member]
+    is_member = groups[:, None] == torch.unique(groups)
+    sizes = is_member.sum(0)
+    own_size = sizes.expand_as(is_member)[is_member]
+    sums = apart @ is_member.to(apart)
+    to_own = sums[is_member] / (own_size - 1).clamp(min=1)
     to_other = (sums / sizes).masked_fill(is_member, math.inf).amin(1)
     fits = (to_other - to_own) / torch.maximum(to_own, to_other).clamp(min=1e-12)
-    return torch.where(sizes.expand_as(sums)[is_member] < 2, 0.0, fits)
+    return torch.where(own_size < 2, 0.0, fits)
 
 
 LEAST_MAPS = 20
