@@ -164,10 +164,12 @@ def _matrix_product(step: Step, x: Value) -> LinearMap | None:
     product = aten.bmm.default if are_batches else aten.mm.default
     if min(len(first.shape), len(second.shape)) < 2:
         product = aten.matmul.default
-    steps = [replace(step, operator=product, args=(first, second), kwargs={})]
+    unbiased = replace(
+        step, operator=product, args=(first, second), kwargs={}, writes=(), results=(step.output,)
+    )
     bias = None if not added else added[0].tensor * step.kwargs.get("beta", 1)
     scaled = weight.ndim - 1 if x is first else None
-    return LinearMap(x, constant, steps, weight, bias, -1, scaled)
+    return LinearMap(x, constant, [unbiased], weight, bias, -1, scaled)
 
 
 def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:

@@ -77,6 +77,11 @@ def written_into(net: Any, h: Tensor) -> Tensor:
     return result
 
 
+def constant(net: Any, h: Tensor) -> Tensor:
+    """The bias of each image, to write into."""
+    return net.point.bias.repeat(len(h), 1)
+
+
 def tokens(h: Tensor) -> Tensor:
     return h.flatten(2).mT
 
@@ -151,6 +156,22 @@ PAIRS: dict[str, tuple[Function, Function]] = {
         lambda n, h: n.point(tokens(h)),
         lambda n, h: torch.addmm(n.point.bias, tokens(h).reshape(-1, 4), n.point.weight.T).reshape(
             len(h), -1, 4
+        ),
+    ),
+    "addmm in place": (
+        lambda n, h: n.point(h.mean((2, 3))),
+        lambda n, h: constant(n, h).addmm_(h.mean((2, 3)), n.point.weight.T),
+    ),
+    "baddbmm in place": (
+        lambda n, h: n.point(h.mean((2, 3))),
+        lambda n, h: (
+            constant(n, h)[None].baddbmm_(h.mean((2, 3))[None], n.point.weight.T[None])[0]
+        ),
+    ),
+    "addmv in place": (
+        lambda n, h: n.point(h.mean((2, 3))),
+        lambda n, h: torch.stack(
+            [n.point.bias.clone().addmv_(n.point.weight, image) for image in h.mean((2, 3))]
         ),
     ),
     "einsum": (
