@@ -30,24 +30,18 @@ def items(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def paths(value: Any) -> list[tuple[Path, torch.Tensor]]:
-    """Return every tensor with the path to it, such as ``('b', 1)``; ``()`` is the path to a value
-    that is a tensor itself."""
+def paths(value: Any, start: Path = ()) -> list[tuple[Path, torch.Tensor]]:
+    """Return every tensor with the path to it, such as ``('b', 1)``, depth first; ``start`` is the
+    path to the value, and so to one that is a tensor itself."""
     if isinstance(value, torch.Tensor):
-        return [((), value)]
+        return [(start, value)]
     tensors: list[tuple[Path, torch.Tensor]] = []
-    _collect(value, (), tensors)
-    return tensors
-
-
-def _collect(value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -> None:
-    """Append the tensors in a container to ``tensors``, each with its path, depth first; that of
-    the container is ``path``."""
     for key, inner in items(value):
         if isinstance(inner, torch.Tensor):
-            tensors.append(((*path, key), inner))
+            tensors.append(((*start, key), inner))
         else:
-            _collect(inner, (*path, key), tensors)
+            tensors += paths(inner, (*start, key))
+    return tensors
 
 
 def constants(value: Any) -> Iterator[Any]:

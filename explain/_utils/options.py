@@ -303,6 +303,8 @@ def named_in(
 ) -> T:
     """The object of a registry that a text names, with the options in its brackets, as in the
     ``example``; ``what`` is its word in messages, and ``error`` is raised where there is none."""
+    if text in registry:
+        return registry[text]
     try:
         read = read_written(text)
         if read.name not in registry:

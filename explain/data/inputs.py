@@ -25,7 +25,7 @@ COLOURS = (1, 3, 4)
 """How many channels photos have: in grey, in colours, with transparency."""
 BRIGHT = 8.0
 """The mean of an input from which on it may hold levels from 0 to 255, which are not scaled."""
-_OF_TENSORS = ("x", "other_tensors", "sizes")
+_OF_TENSORS = ("x", "other_tensors", "sizes", "_arguments")
 """The cached properties that are computed again where an argument's tensors are others."""
 
 
@@ -346,7 +346,7 @@ class Inputs:
             f" (x, {missing}), ...), or for photos a module that adds them"
         )
 
-    @property
+    @cached_property
     def _arguments(self) -> dict[Any, Any]:
         return {**dict(enumerate(self.args)), **self.kwargs}
 
@@ -359,8 +359,13 @@ class Inputs:
     def _with(self, tensors: dict[Path, torch.Tensor]) -> "Inputs":
         """Return inputs with the same arguments but other ``tensors``, which must have the same
         paths. Nothing is checked or found again: what was cached stays, but for `_OF_TENSORS`."""
-        arguments = nested.replace(self._arguments, lambda path, _: tensors[path])
-        args = tuple(arguments.pop(i) for i in range(len(self.args)))
+        arguments = {**self._arguments}
+        if max(map(len, tensors)) > 1:  # some are in containers
+            arguments = nested.replace(arguments, lambda path, _: tensors[path])
+        else:
+            for path, tensor in tensors.items():
+                arguments[path[0]] = tensor
+        args = tuple(map(arguments.pop, range(len(self.args))))
         changed = object.__new__(Inputs)
         vars(changed).update(vars(self), args=args, kwargs=arguments, _tensors=tensors)
         for name in _OF_TENSORS:
@@ -433,7 +438,9 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
     if x.ndim == 3 and first is None:
         return
     remedy = "use explainer.preprocess(image)[None]"
-    if x.ndim == 3 and first is not None:
+    if x.ndim == 2:
+        remedy = "for signals of one channel, give x[:, None] to a module that takes x[:, 0] of it"
+    elif x.ndim == 3 and first is not None:
         remedy = "for signals or sequences, pass layout='NCL' or 'NLC'"
         if x.shape[0] == first.in_channels:
             remedy = "add the batch dimension with x[None]"

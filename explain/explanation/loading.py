@@ -146,13 +146,9 @@ class Saved:
             "target": target,
             "interventions": interventions,
         }
-        settings = record.explainer.arguments
-        keys = ("window", "channels", "bands")
-        window, channels, bands = (decode(settings.get(key)) for key in keys)
-        reading = as_read(window, channels, bands or ())
         recorded: dict[str, Callable[[], Any]] = {
             "explainer": self._explainer,
-            "image": lambda: load_image(record.image.path, reading, stack=True),  # type: ignore[arg-type]  # which refuses None
+            "image": self._image,
             "method": lambda: method_of(record.method, record.options),
             "target": lambda: record.target if record.asked is None else decode(record.asked),
             "interventions": lambda: decode(record.interventions),
@@ -198,6 +194,16 @@ class Saved:
     def _name(self) -> str:
         """The record in messages, by its path."""
         return f"record {str(self.path)!r}"
+
+    def _image(self) -> Any:
+        """Read the photo again, from the file that it was read from."""
+        path = self.content.image.path
+        if path is None:
+            raise RecordError("the photo was not read from a file")
+        settings = self.content.explainer.arguments
+        keys = ("window", "channels", "bands")
+        window, channels, bands = (decode(settings.get(key)) for key in keys)
+        return load_image(path, as_read(window, channels, bands or ()), stack=True)
 
     def _explainer(self) -> Explainer:
         """Load the record's explainer again: its model by name, with the recorded arguments."""

@@ -3,7 +3,7 @@ becomes sharp, or random points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -57,6 +57,14 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
 BASELINES = ("mean", "blur", "least", "most")
 """Baselines by name: the image's mean colour, the image blurred, and the least and largest value of
 each channel."""
+
+
+@lru_cache(maxsize=32)
+def _on_device(rule: Rule, steps: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The points and weights ``(2, steps)`` of a quadrature, kept, since each copy to a device
+    waits for it."""
+    with torch.inference_mode(False):  # they may be used in a graph later
+        return torch.from_numpy(np.stack(quadrature(rule, steps))).to(device, dtype)
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,7 @@ class StraightPath(Path):
         """For integrated gradients, the points (``part`` 0) or the weights (``part`` 1) of the
         quadrature ``(steps, 1, ..., 1)``, which broadcast over copies of ``x`` and have its type.
         """
-        numbers = torch.from_numpy(quadrature(self.rule, self.steps)[part]).to(x)
+        numbers = _on_device(self.rule, self.steps, x.dtype, x.device)[part]
         return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
 

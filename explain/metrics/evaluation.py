@@ -426,10 +426,12 @@ class _Evaluation:
     options: AttributeOptions
     notes: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.settings = Settings(**self.options)
+    @cached_property
+    def settings(self) -> Settings:
+        """The options, checked."""
+        return Settings(**self.options)
 
-    @property
+    @cached_property
     def given_maps(self) -> dict[str, Any]:
         """The maps that are there already, by name."""
         return {
@@ -557,7 +559,7 @@ class _Evaluation:
         """The maps to evaluate, by name: given ones are checked before methods run, together.
         Without a target, the attributions' common one is taken.
         """
-        maps = self.given_maps
+        maps = {**self.given_maps}
         for name, source in maps.items():
             Maps.of(name, source, self.inputs.x)  # refused before anything is run
         waiting = {
