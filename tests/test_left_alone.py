@@ -117,3 +117,17 @@ def test_a_train_that_somebody_has_replaced_stays_replaced(
     monkeypatch.setattr(nn.Module, "train", counted)
     explain.attribute(plain().train(), x, "saliency", target=1)
     assert nn.Module.train is counted
+
+
+def test_what_draws_on_the_cpu_leaves_the_generators_of_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds: list[int] = []
+    model = plain(nn.Dropout(0.5))
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    before = torch.get_rng_state()
+    explain.evaluate(model, x, "saliency", ["mprt"])
+    explain.attribute(model, x, "smoothgrad(samples=2)", target=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not seeds

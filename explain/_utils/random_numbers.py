@@ -1,7 +1,8 @@
 """Random numbers that depend on their generator alone, not on the caller's default dtype or
 device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -31,3 +32,15 @@ def normal(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     """Draw standard normal random numbers in this shape, in float32 on the CPU whatever the
     caller's defaults are; the caller moves them to its device."""
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+
+@contextmanager
+def drawing(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Let this block draw the random numbers of a ``seed`` on the CPU and on GPUs among the
+    ``devices``; those of the process, and of other GPUs, go on as if nothing had been drawn."""
+    gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
+        yield

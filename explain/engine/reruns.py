@@ -24,6 +24,7 @@ from torch import Tensor
 from explain._utils.default_device import CALLERS_DEVICE
 from explain._utils.device_reads import refused_by, require_finite
 from explain._utils.errors import MethodError
+from explain._utils.random_numbers import drawing
 from explain._utils.signals import came_by_signal
 from explain.data.inputs import Inputs, Path, dotted
 from explain.engine.accumulators import Add, TargetAccumulators
@@ -43,7 +44,7 @@ from explain.engine.settings import (
 )
 from explain.engine.token_reruns import TokenRerun
 from explain.hooks.interventions import intervening_on_samples
-from explain.hooks.preserve import calculating, drawing
+from explain.hooks.preserve import calculating
 from explain.targets.base import find_logits
 from explain.targets.detector_outputs import reading_once
 
@@ -407,7 +408,7 @@ class InputRerun:
         image = first_sample if is_alone else None
         draws: AbstractContextManager[None] = nullcontext()
         if self._draws_anew and is_alone:
-            draws = drawing(context.device, int(self.samples.numbers[indices]))
+            draws = drawing(int(self.samples.numbers[indices]), [context.device])
         with intervening_on_samples(images), context.mixed_precision, draws:
             return context.gather(
                 inputs,

@@ -400,16 +400,6 @@ def _random_state(device: torch.device) -> torch.Tensor:
     return torch.get_rng_state()
 
 
-@contextmanager
-def drawing(device: torch.device, seed: int) -> Iterator[None]:
-    """Let the passes in this block draw the random numbers of a ``seed``; those of the process go
-    on afterwards as if nothing had been drawn."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
-
-
 def _without_fast_path() -> ExitStack:
     """Turn the fast path of attention off; closing the stack restores it."""
     fast_path = torch.backends.mha

@@ -16,6 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from explain._utils import nested
 from explain._utils.errors import MetricError, raised
 from explain._utils.modules import modules_of
+from explain._utils.random_numbers import drawing
 from explain.data.inputs import Inputs
 from explain.hooks import copied
 from explain.hooks.preserve import untouched
@@ -205,12 +206,8 @@ class Randomised:
         changed = [*layer.module.parameters(), *layer.module.buffers()]
         values_so_far = _values(changed)
         trained = _values(layer.parameters)
-        devices = sorted(
-            {tensor.device.index or 0 for tensor in layer.tensors if tensor.device.type == "cuda"}
-        )
         try:
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(seed)
+            with drawing(seed, [tensor.device for tensor in layer.tensors]):
                 _reset(layer)
                 # what this leaves unchanged, such as class tokens, is shuffled
                 for parameter, value in zip(layer.parameters, trained, strict=True):

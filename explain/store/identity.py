@@ -17,6 +17,7 @@ from torch import nn
 from explain._utils import nested
 from explain._utils.errors import quiet
 from explain._utils.modules import modules_of
+from explain._utils.random_numbers import drawing
 from explain._utils.signals import came_by_signal
 from explain.attribution.encoding import encode
 from explain.explanation.explainer import Explainer
@@ -95,8 +96,7 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function with fixed random numbers: return its result, or "raises" with the name of
     its error. Random numbers of the caller stay as they were."""
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with quiet(), drawing(0):
             return function(argument)
     # of the caller's own code: anything; the photos will show whether it matters
     except Exception as error:
