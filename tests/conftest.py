@@ -58,6 +58,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+CASES = 6
+"""As many cases of one test are run without ``-m``; `.ci/run` runs the others too."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with more than `CASES` cases, mark others than as many, spread evenly, as long;
+    where tests are chosen by their names, all are run."""
+    if config.option.keyword or any("::" in argument for argument in config.args):
+        return
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        chosen = [len(cases) * number // CASES for number in range(CASES)]
+        for number, case in enumerate(cases):
+            if len(cases) > CASES and number not in chosen:
+                case.add_marker(pytest.mark.long)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let each test draw the same numbers in every run, whichever tests run before it.
 

@@ -50,6 +50,7 @@ def run(*words: str, plugins: Path, folder: Path) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.long
 def test_the_command_line_finds_what_a_plugin_adds(installed: Path, tmp_path: Path) -> None:
     command = ["-m", "explain.cli", PHOTO, "--model", "tiny", "--json"]
     wanted = ["--method", "peakcam", "--method", "lrp(composite=Peaks)", "--metric", "topshare"]
@@ -62,6 +63,7 @@ def test_the_command_line_finds_what_a_plugin_adds(installed: Path, tmp_path: Pa
     assert "peaks " in run("-m", "explain.cli", "--help", plugins=installed, folder=tmp_path).stdout
 
 
+@pytest.mark.long
 def test_python_finds_what_a_plugin_adds(installed: Path, tmp_path: Path) -> None:
     code = """
 import torch, explain

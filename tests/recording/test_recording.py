@@ -327,7 +327,8 @@ WITHOUT_GRADIENTS = {"empty_memory_filled_row_by_row", "out_argument", "several_
 
 
 # torch loads its compiler to scan
-CASES = [pytest.param(n, marks=pytest.mark.long) if n == "scanned" else n for n in FORWARDS]
+def cases(names):
+    return [pytest.param(n, marks=pytest.mark.long) if n == "scanned" else n for n in names]
 
 
 class OneNetwork(nn.Module):
@@ -358,13 +359,13 @@ def assert_replays(model, x, other, exact=True):
     return recording
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(FORWARDS))
 def test_the_recording_computes_what_the_function_computes(name):
     x, other = (images(seed).requires_grad_() for seed in (0, 1))
     assert_replays(OneNetwork(name), x, other, exact="attention" not in name)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(FORWARDS))
 def test_every_value_is_what_it_was_when_it_was_made(name):
     """Each step gives from the recorded values, kept or computed again, what it gave."""
     model = OneNetwork(name)
@@ -398,7 +399,7 @@ NAMED = {"past_autograd", "other_data", "scanned"}
 GRADIENTS = FORWARDS.keys() - WITHOUT_GRADIENTS - OVERWRITTEN - NOT_COMPILED
 
 
-@pytest.mark.parametrize("name", sorted(GRADIENTS))
+@pytest.mark.parametrize("name", cases(sorted(GRADIENTS)))
 def test_the_replay_has_the_gradient_of_the_function_or_names_what_it_misses(name):
     x, other = images(0), images(1).requires_grad_()
     model = OneNetwork(name)
