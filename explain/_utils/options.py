@@ -304,7 +304,7 @@ def named_in(
     """The object of a registry that a text names, with the options in its brackets, as in the
     ``example``; ``what`` is its word in messages, and ``error`` is raised where there is none."""
     try:
-        read = read_written(text)
+        read = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
         if read.name not in registry:
             load_plugins()
         if read.name not in registry:

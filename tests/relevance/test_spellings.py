@@ -164,9 +164,7 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     ),
     "baddbmm in place": (
         lambda n, h: n.point(h.mean((2, 3))),
-        lambda n, h: (
-            constant(n, h)[None].baddbmm_(h.mean((2, 3))[None], n.point.weight.T[None])[0]
-        ),
+        lambda n, h: constant(n, h)[None].baddbmm_(h.mean((2, 3))[None], n.point.weight.T[None])[0],
     ),
     "addmv in place": (
         lambda n, h: n.point(h.mean((2, 3))),
