@@ -40,6 +40,8 @@ def test_meta_tensors_are_refused() -> None:
         explain.attribute(model, x, "saliency", target=1)
     with pytest.raises(LayerError, match="meta"):
         default_layer(model, x)
+    with pytest.raises(ModelError, match="model must hold values"):
+        explain.attribute(model, torch.rand(1, 3, 8, 8), "saliency", target=1)
     assert [call.grid is None for call in explain.list_layers(model, x)] == [False, True, True]
 
 

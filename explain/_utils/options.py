@@ -306,7 +306,7 @@ def named_in(
     if text in registry:
         return registry[text]
     try:
-        read = read_written(text)
+        read = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
         if read.name not in registry:
             load_plugins()
         if read.name not in registry:

@@ -211,7 +211,7 @@ class Look:
         """
         is_chosen = self.style is not None
         style = styles.get_style(
-            self.style or method_style,
+            method_style if self.style is None else self.style,
             strict=is_chosen,
             colormap=self.colormap,
             alpha=self.alpha,

@@ -147,18 +147,21 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
                 group.forward_pre(after, partial(with_first, change=end), with_kwargs=True)
             else:
                 group.forward(last, leave)
-        with ExitStack() as stack:
-            explained = {path: inputs.tensor(path) for path in inputs.paths}
-            whole = RecordedPass.begin(stack, group, model, inputs, explained)
-            try:
-                output = inputs.replaced(explained).call(model)
-            except RuntimeError as error:
-                raise_unless_of_network(error)
-                must = "have layers behind the blocks that take a batch of any size"
-                raise MethodError(f"legrad must {must}, but {raised(error)}; {_REMEDY}") from error
         images = torch.arange(len(inputs), device=inputs.x.device).repeat(len(blocks))
         wanted: Target = target(images)
-        total = wanted.pick(output, len(images))[0].sum()
+        try:
+            with ExitStack() as stack:
+                explained = {path: inputs.tensor(path) for path in inputs.paths}
+                whole = RecordedPass.begin(stack, group, model, inputs, explained)
+                output = inputs.replaced(explained).call(model)
+            total = wanted.pick(output, len(images))[0].sum()
+        except MethodError:
+            raise
+        except Exception as error:  # networks raise errors of all kinds, or give too few scores
+            raise_unless_of_network(error)
+            must = "have layers behind the blocks that take a batch of any size"
+            said = raised(error).partition(";")[0]
+            raise MethodError(f"legrad must {must}, but {said}; {_REMEDY}") from error
     whole.finish(output, attention=True)
     records = whole.attention
     whole.close()

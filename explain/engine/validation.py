@@ -112,6 +112,10 @@ def _check_weights(model: nn.Module, inputs: Inputs, name: str) -> None:
             "first"
         )
     weight = parameters[0]
+    if weight.is_meta and not x.is_meta:
+        raise ModelError(
+            "model must hold values, got one on the meta device; load its weights first"
+        )
     if any(map(torch.is_inference, parameters)):
         raise ModelError(
             "model must have weights made outside torch.inference_mode(), got others; load it again"

@@ -155,6 +155,8 @@ class SmallestSet(SearchMethod):
         super().__post_init__()
         if isinstance(self.baseline, tuple) and len(self.baseline) == 1:
             object.__setattr__(self, "baseline", self.baseline[0])
+        if not self.baselines:
+            raise MethodError(f"baseline of {self.name} must be one or several, got none; give one")
         if isinstance(self.keep, float) and not 0 < self.keep <= 1:
             raise MethodError(
                 f"keep of {self.name} must be 'class', or a share up to 1, got {self.keep}; take "

@@ -91,6 +91,11 @@ class PathStart(OneForEach):
                 )
             return evidence.of_images(baselines)
         if isinstance(baseline, tuple):
+            if len(baseline) not in (1, x.shape[1]):
+                raise MethodError(
+                    f"baseline must have {x.shape[1]} values, got {len(baseline)}; give one a "
+                    "channel"
+                )
             return torch.tensor(baseline).to(x).reshape(1, -1, *[1] * (x.ndim - 2)).expand_as(x)
         if isinstance(baseline, (int, float)):
             return torch.full_like(x, float(baseline))

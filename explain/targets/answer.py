@@ -407,6 +407,11 @@ def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
     """The tokens that the model itself answers to a single photo: the most probable ones, up to one
     that ends the answer. It runs the model once for each token, at most `LONGEST` times.
     """
+    if len(inputs) > 1:
+        raise TargetError(
+            f"x must hold one photo for the model's own answer, got {len(inputs)}; explain one at "
+            "a time"
+        )
     ends = ids_of(model, "eos_token_id")
     last_place = int(_ends(inputs.kwargs)) - 1
     answer: TokenIds = ()

@@ -504,8 +504,11 @@ def suppressed(
     order = scores[cells, labels].sort(descending=True, stable=True).indices[:most]
     cells = cells[order]
     labels = labels[order]
-    if dense:
-        kept = batched_nms(boxes[cells].float(), scores[cells, labels].float(), labels, iou)
+    if dense and len(cells):
+        # it keeps classes apart by the largest edge, which must be finite and above zero
+        corners = boxes[cells].float().nan_to_num(0, 0, 0)
+        corners = corners - corners.min()
+        kept = batched_nms(corners, scores[cells, labels].float(), labels, iou)
         cells = cells[kept]
         labels = labels[kept]
     return list(zip(cells.tolist(), labels.tolist(), strict=True))

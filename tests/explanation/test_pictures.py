@@ -126,6 +126,8 @@ def test_options_of_styles_go_to_the_maps_that_have_them_and_are_refused_where_n
             draws()
     with pytest.raises(ExplainError, match="alpha of heat must"):
         Look(alpha=2.0)
+    with pytest.raises(ExplainError, match="style '' is unknown"):
+        both.overlay("gradcam", style="")
     with pytest.raises(ExplainError, match="caption must be True or False"):
         both.overlay(caption="text")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

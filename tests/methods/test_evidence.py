@@ -263,6 +263,11 @@ def test_an_answer_that_nothing_turns_into_another_class_is_warned_of() -> None:
     assert attribution.sets[0] == ()
 
 
+def test_a_set_needs_a_baseline() -> None:
+    with pytest.raises(explain.MethodError, match="baseline of sufficient"):
+        Sufficient(baseline=())
+
+
 def test_an_interrupt_keeps_the_sets_of_earlier_images_and_leaves_later_ones_empty() -> None:
     model = network(5)
     x = torch.cat([photo(seed, model) for seed in (5, 6, 7)])

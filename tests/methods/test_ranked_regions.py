@@ -114,3 +114,11 @@ def test_a_range_of_values_has_two_ends_in_order() -> None:
         XRAI(low=(1.0,), high=(0.0,))
     with pytest.raises(MethodError):
         XRAI(low=(0.0,))
+
+
+def test_a_range_has_one_value_or_one_for_each_channel() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 2, 8), nn.Flatten())
+    with pytest.raises(MethodError, match="baseline must have 3 values"):
+        explain.attribute(
+            model, torch.rand(1, 3, 8, 8), XRAI(low=(0.0, 0.0), high=(1.0, 1.0)), target=0
+        )

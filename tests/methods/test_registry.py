@@ -84,6 +84,15 @@ def test_options_that_cannot_be_meant_are_refused_by_name(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [("Grad CAM", "did you mean 'gradcam'"), ("", "known: "), ("gradcam, lrp", "list of names")],
+)
+def test_a_text_that_is_no_name_is_met_with_what_may_be_meant(text: str, remedy: str) -> None:
+    with pytest.raises(MethodError, match=f"method .*{remedy}"):
+        get_method(text)
+
+
 @pytest.mark.parametrize("outer", [GuidedGradCAM, RefineCAM])
 @pytest.mark.parametrize("inner", ["integratedgradients", "smooth(inputxgradient)"])
 def test_what_is_made_of_maps_refuses_pixels(outer: Any, inner: str, net: Any, x: Any) -> None:

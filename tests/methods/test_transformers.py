@@ -209,6 +209,28 @@ def test_blocks_beside_each_other_are_refused() -> None:
         explain.attribute(model, random(0, 1, 3, 6, 6), "legrad", target=3)
 
 
+class OfOneBatch(nn.Module):
+    """A layer that takes as many images as the network."""
+
+    def __init__(self, images: int, error: type[Exception] | None) -> None:
+        super().__init__()
+        self.images = images
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error is not None and len(x) != self.images:
+            raise self.error("another number of images")
+        return x[: self.images]
+
+
+@pytest.mark.parametrize("error", [ValueError, None])
+def test_layers_behind_the_blocks_take_a_batch_of_any_size(error: type[Exception] | None) -> None:
+    model = transformer(fused=True)
+    model.head = nn.Sequential(OfOneBatch(1, error), model.head)
+    with pytest.raises(MethodError, match="a batch of any size"):
+        explain.attribute(model, random(0, 1, 3, 6, 6), "legrad", target=3)
+
+
 class WithFeatures(plain.Transformer):
     """A head that adds to the class token what a convolution sees of the photo."""
 

@@ -317,6 +317,9 @@ def test_what_does_not_fit_is_refused(prompted: Any) -> None:
     for x, targets, message in cases:
         with pytest.raises(explain.ExplainError, match=message):
             explain.attribute(model, x, "saliency", targets=targets)
+    two = {name: torch.cat([value, value]) for name, value in inputs.items()}
+    with pytest.raises(explain.TargetError, match="x must hold one photo"):
+        explain.attribute(model, two, "saliency", target=Answer())
     without_photo = {**inputs, "input_ids": torch.full_like(inputs["input_ids"], 5)}
     with pytest.raises(ValueError, match="tokens"):  # of the model itself
         explain.attribute(model, without_photo, "saliency", target=Answer())

@@ -19,7 +19,7 @@ import explain
 from explain import TargetError
 from explain.methods import HiResCAM, Occlusion, Saliency
 from explain.targets import Detections, Difference, as_target
-from explain.targets.detections import as_place
+from explain.targets.detections import as_place, suppressed
 from explain.targets.detector_outputs import find_layout, read
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
@@ -688,3 +688,11 @@ def test_a_label_of_digits_that_are_no_number_is_a_word() -> None:
     place = as_place("²@2")
     assert place is not None
     assert place.label == "²"
+
+
+@pytest.mark.parametrize("edge", [-1.0, math.nan, math.inf])
+def test_a_box_beside_the_image_or_nowhere_leaves_the_suppression_of_others(edge: float) -> None:
+    beside = [-9.0, -9.0, edge, edge]
+    boxes = torch.tensor([beside, [-8.0, -8, -1, -1], [-8.0, -8, -1, -1.5]])
+    scores = torch.tensor([[0.1, 0.1], [0.9, 0.6], [0.8, 0.7]])
+    assert suppressed(scores, boxes, 0.5) == [(1, 0), (2, 1)]
