@@ -157,7 +157,12 @@ class Randomised:
             for layer in layers_with_weights(model, inputs)
             for parameter in layer.parameters
         }
-        self._copy = copied(model)
+        try:
+            self._copy = copied(model)
+        except Exception as error:
+            raise MetricError(
+                f"model must be one that copy.deepcopy can copy, but {raised(error)}"
+            ) from error
         self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
         self._seed: int | None = None
         self._trained: dict[str, list[torch.Tensor]] = {}
