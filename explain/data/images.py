@@ -123,8 +123,8 @@ def load_image(
         return reading.file(io.BytesIO(image), len(image))
     raise ImageError(
         "image must be a path, bytes, a PIL image or an array (H, W, 3), got "
-        f"{type(image).__name__}; name the photo's file, or use "
-        "explain.attribute(model, x) for tensors, explain.run(dataset, explainer, methods) for a data set"
+        f"{type(image).__name__}; name the photo's file, or use explain.attribute(model, x) for "
+        "tensors, explain.run(dataset, explainer, methods) for a data set"
     )
 
 
