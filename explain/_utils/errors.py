@@ -406,11 +406,11 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the message of an error in one line of at most 100 letters: only the reason of a
+def reason_of(error: BaseException, most: int = 100) -> str:
+    """Return the message of an error in one line of at most ``most`` letters: only the reason of a
     system error, and the name of its class if there is no message."""
     words = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return words[:100] or type(error).__name__
+    return words[:most] or type(error).__name__
 
 
 def shown(value: object, width: int = 60) -> str:

@@ -123,8 +123,8 @@ def load_image(
         return reading.file(io.BytesIO(image), len(image))
     raise ImageError(
         "image must be a path, bytes, a PIL image or an array (H, W, 3), got "
-        f"{type(image).__name__}; use explain.attribute(model, x) for tensors, or "
-        "explain.run(dataset, explainer, methods) for a data set"
+        f"{type(image).__name__}; name the photo's file, or use explain.attribute(model, x) for "
+        "tensors, explain.run(dataset, explainer, methods) for a data set"
     )
 
 
@@ -151,8 +151,10 @@ class _Reading:
     bands: Bands | None = None
 
     def path(self, path: str) -> Image.Image:
-        """Read the file at a path, or the slices of it that the name ends with. Refuses folders,
-        and anything that could block, such as pipes of others."""
+        """Read the file at a path, or the slices of it that the name ends with. Refuses addresses,
+        folders, and anything that could block, such as pipes of others."""
+        if re.match(r"\w+://", path):
+            raise self.error("must be a file, got an address; download it first")
         file_name, chosen = split_slice(path)
         if chosen is not None and self.bands is not None:
             raise self.error("must be a whole file for a model of its bands; name the file")

@@ -446,6 +446,8 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
             remedy = "add the batch dimension with x[None]"
         elif x.shape[-1] == first.in_channels:
             remedy = "put the channels first with x.permute(2, 0, 1)[None]"
+    elif x.ndim == 2 and first is None:
+        remedy = "for signals of one channel, give x[:, None] to a module that takes x[:, 0] of it"
     raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
 
 
@@ -468,6 +470,13 @@ _DIMENSIONS = re.compile(
 _CHANNELS = re.compile(r"to have \d+ channels, but got \d+ channels instead")
 
 
+_REMEDIES = {
+    1: "use x.expand(-1, 3, *x.shape[2:]) for photos in grey",
+    4: "leave out transparency with x[:, :3]",
+}
+"""What to do with photos of so many channels, for a model of colours."""
+
+
 def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.Pattern[str], str]]:
     """Yield what does not fit between the input ``x`` and the model that has just failed on it: a
     pattern of torch's message for it, and a message of ours, in which the input is called ``name``.
@@ -488,6 +497,8 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
         )
     elif x.shape[1] != first.in_channels:
         remedy = either("use a preprocess= with as many", "give the model a preprocess of its own")
+        if first.in_channels == 3:
+            remedy = _REMEDIES.get(x.shape[1], remedy)
         if x.shape[-1] == first.in_channels:
             remedy = "put the channels first with x.movedim(-1, 1)"
         yield (

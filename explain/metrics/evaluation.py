@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from explain._utils.errors import MetricError, did_you_mean, keywords
+from explain._utils.errors import MetricError, did_you_mean, keywords, shown
 from explain._utils.html import aligned, lines_html, table_html
 from explain._utils.options import by_name
 from explain._utils.progress import duration
@@ -408,7 +408,7 @@ class _Source:
     def of(cls, source: Any) -> "_Source":
         """One of the values that `evaluate` takes for ``methods``."""
         if isinstance(source, tuple):
-            return cls(*source)
+            return cls(get_method(source[0]), *source[1:])
         if isinstance(source, (str, Method)):
             return cls(get_method(source))
         return cls(None, source)
@@ -435,7 +435,9 @@ class _Evaluation:
     def given_maps(self) -> dict[str, Any]:
         """The maps that are there already, by name."""
         return {
-            name: source.maps for name, source in self.sources.items() if source.maps is not None
+            name: source.maps
+            for name, source in self.sources.items()
+            if source.method is None or source.maps is not None
         }
 
     def run(self, work: Callable[[], T]) -> T:
@@ -686,6 +688,11 @@ def _named(methods: Any) -> dict[str, _Source]:
             methods, Iterable
         )
         for source in [methods] if single else methods:
+            if isinstance(source, (torch.Tensor, np.ndarray)):
+                raise MetricError(
+                    "methods must have names where they are maps, got a list with "
+                    f"{shown(source)}; give a mapping from names to maps"
+                )
             name = source.method if isinstance(source, Attribution) else get_method(source).name
             if named.setdefault(name, source) != source:
                 raise MetricError(

@@ -14,6 +14,7 @@ from explain._utils.errors import ImageError, ModelError, either, optional, quie
 from explain.data.inputs import BRIGHT, COLOURS
 from explain.hooks.programs import OpenProgram, is_program
 from explain.models.from_ultralytics import load_checkpoint
+from explain.models.weights import check_file
 
 SUFFIXES = (".ts", ".torchscript", ".pt", ".pth", ".pt2", ".onnx")
 """The ends of the names of files that `load_file` reads."""
@@ -61,6 +62,7 @@ def as_module(model: Any) -> Any:
 def load_file(path: Path) -> nn.Module:
     """Read a TorchScript file, a checkpoint of ultralytics, an exported program (.pt2) or an ONNX
     model (.onnx)."""
+    check_file("model", path)
     suffix = path.suffix.lower()
     try:
         with quiet():

@@ -45,7 +45,7 @@ def made_by_code(name: str) -> Any:
         )
     module = _module_of_file(name, Path(where)) if where.endswith(".py") else _module(name, where)
     if not hasattr(module, attribute):
-        hint = did_you_mean(attribute, vars(module))
+        hint = did_you_mean(attribute, [key for key in vars(module) if key[0] != "_"])
         raise ModelError(f"model {name!r}: {where} has no {attribute!r}; {hint}")
     model = getattr(module, attribute)
     if callable(model) and not isinstance(model, (nn.Module, Classifier)):

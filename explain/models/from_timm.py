@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, did_you_mean, optional
+from explain._utils.errors import ModelError, did_you_mean, reason_of
 from explain.models.classifier import Classifier
 from explain.models.files import TIMM
-from explain.models.from_torchvision import not_downloaded
+from explain.models.from_torchvision import UNUSABLE, no_torchvision, not_downloaded
 from explain.models.preprocessing import (
     CenterCrop,
     Interpolation,
@@ -81,7 +81,15 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
     """Load one of timm's classifiers, named like ``timm:convnext_tiny``, with its published weights
     or those in a file.
     """
-    timm: ModuleType = optional("timm", f"for the model {name!r}", "timm", ModelError)
+    try:
+        timm: ModuleType = importlib.import_module("timm")
+    except UNUSABLE as error:
+        if "torchvision" in str(error):  # which timm imports
+            raise no_torchvision(error) from None
+        raise ModelError(
+            f"timm must be installed for the model {name!r}, but cannot be imported "
+            f"({reason_of(error)}); run pip install 'explain-hooks[timm]'"
+        ) from None
     plain = name.removeprefix(TIMM)
     if not timm.is_model(plain):
         raise ModelError(

@@ -1,6 +1,7 @@
 """Weights in files: tensors only, never code."""
 
 import hashlib
+import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from explain._utils.errors import ModelError, quiet, reason_of
+from explain._utils.errors import ModelError, quiet, reason_of, shown
 from explain.models.classifier import Classifier
 
 
@@ -23,10 +24,17 @@ def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
     return replace(classifier, weights=describe_weights(path))
 
 
+def check_file(what: str, path: Any) -> None:
+    """Refuse a ``path`` to ``what`` that is none, or where no file is."""
+    if not isinstance(path, (str, os.PathLike)) or not os.path.isfile(path):
+        raise ModelError(f"{what} must be a file that is there, got {shown(path)}; check the path")
+
+
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """Read a state dict that was saved with ``torch.save``, alone or under "state_dict", "model" or
     "model_state_dict", or a file of safetensors, which is known by its name.
     """
+    check_file("weights", path)
     path = Path(path)
     try:
         with quiet():  # no warnings of old formats: what cannot be read is refused below
@@ -35,6 +43,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         reason = reason_of(error)
         if isinstance(error, pickle.UnpicklingError):
             reason = "it must hold nothing but tensors, and no code"
+        elif isinstance(error, (KeyError, EOFError)):
+            reason = "it is not a file of PyTorch"
         raise ModelError(
             f"weights {str(path)!r} cannot be read ({reason}); save model.state_dict()"
         ) from None
@@ -70,7 +80,7 @@ def fit_weights(model: nn.Module, state: Mapping[str, torch.Tensor], path: str |
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(
-            f"weights {str(path)!r} must fit the model, but {reason_of(error)}; take its own"
+            f"weights {str(path)!r} must fit the model, but {reason_of(error, 200)}; take its own"
         ) from None
 
 

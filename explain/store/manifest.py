@@ -105,6 +105,7 @@ def changes_in_words(
         earlier: Any = stored.get(key)
         later: Any = now.get(key)
         if more and key in ("methods", "metrics") and isinstance(later, Mapping):
+            earlier = earlier or {}
             later = {name: later[name] for name in later if name in earlier}
         if key in MAY_DIFFER or alike(key, earlier, later):
             continue

@@ -151,7 +151,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"metrics": "auc"}, "'auc' needs to"),
     ({"metrics": "maxboxaccv2", "masks": torch.ones(1, 12, 10)}, "'maxboxaccv2' needs the"),
     ({"metrics": "maxsensitivity"}, "needs a method, got the map 'm'"),
-    ({"methods": [MAP]}, "method must be a name"),
+    ({"methods": [MAP]}, "methods must have names"),
     ({"methods": [Saliency(), Saliency(absolute=False)]}, "methods must have different names"),
     ({"methods": {"m": MAP.expand(2, 12, 10)}}, "map 'm' must have the shape"),
     ({"methods": {"m": torch.full((1, 12, 10), torch.nan)}}, "map 'm' must hold finite"),

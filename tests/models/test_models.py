@@ -157,7 +157,7 @@ def test_weights_that_hold_code_or_nothing_useful_are_refused(
         ("inner.pt", "nothing but tensors"),
         ("none.pt", "state dict of tensors"),
         ("text.pt", "cannot be read"),
-        ("nothing.pt", "No such file"),
+        ("nothing.pt", "must be a file"),
     ):
         with pytest.raises(ModelError, match=message):
             read_weights(tmp_path / name)
