@@ -26,8 +26,10 @@ def with_weights(classifier: Classifier, path: str | Path) -> Classifier:
 
 def check_file(what: str, path: Any) -> None:
     """Refuse a ``path`` to ``what`` that is none, or where no file is."""
-    if not isinstance(path, (str, os.PathLike)) or not os.path.isfile(path):
-        raise ModelError(f"{what} must be a file that is there, got {shown(path)}; check the path")
+    is_path = isinstance(path, (str, os.PathLike))
+    if not is_path or not os.path.isfile(path):
+        got = repr(os.fspath(path)) if is_path else shown(path)
+        raise ModelError(f"{what} must be a file that is there, got {got}; check the path")
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
