@@ -210,7 +210,8 @@ def record_contexts(path: Path) -> int:
     recorder = coverage.Coverage(str(path), branch=True, source=["explain"], config_file=False)
     recorder.set_option("run:dynamic_context", "test_function")
     recorder.start()
-    exit_code = pytest.main(["-q", "-p", "no:cacheprovider"])
+    # chosen by a name that all have: all cases of each test are run
+    exit_code = pytest.main(["-q", "-p", "no:cacheprovider", "-k", "test_"])
     recorder.stop()
     recorder.save()
     return int(exit_code)
