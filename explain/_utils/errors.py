@@ -214,14 +214,14 @@ def typed() -> AbstractContextManager[None]:
     return temporarily(_here, typed=True)
 
 
-def either(python: str, command: str) -> str:
+def python_or_command(python: str, command: str) -> str:
     """Return the wording of a message for the one who reads it: ``python`` for a caller from
     Python, ``command`` within `typed`, for somebody who types a command.
 
     >>> with typed():
-    ...     either("pass overwrite=True", "give --force")
+    ...     python_or_command("pass overwrite=True", "give --force")
     'give --force'
-    >>> either("pass overwrite=True", "give --force")
+    >>> python_or_command("pass overwrite=True", "give --force")
     'pass overwrite=True'
     """
     return command if _here.typed else python
@@ -237,7 +237,7 @@ def option_name(name: str) -> str:
     >>> option_name("batch_size")
     'batch_size'
     """
-    return either(name, f"--{name.replace('_', '-')}")
+    return python_or_command(name, f"--{name.replace('_', '-')}")
 
 
 def check_whole_number(

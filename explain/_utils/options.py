@@ -31,7 +31,7 @@ from explain._utils.errors import (
     ExplainError,
     MethodError,
     did_you_mean,
-    either,
+    python_or_command,
     shown,
 )
 from explain._utils.plugins import load_plugins
@@ -230,7 +230,7 @@ def by_name(
         if tell_apart and len(of_one_name) > 1:
             name = _with_differences(item, of_one_name)
         if name in chosen:
-            turns = either("two calls", "two commands, the second with another --output")
+            turns = python_or_command("two calls", "two commands, the second with another --output")
             raise error(
                 f"{what}s must have different names, got two of {name!r}; run them in {turns}"
             )

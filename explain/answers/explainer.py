@@ -203,7 +203,8 @@ class AnswerExplainer:
         other: ImageLike | None,
         progress: Progress | None,
     ) -> Answered:
-        """Explain the answer about one photo."""
+        """Explain the answer about one photo; words are also scored on an ``other`` photo, to see
+        whether they depend on this one."""
         began = time.perf_counter()
         line = ProgressLine() if progress is True else None
         if ask is not None and (not isinstance(ask, str) or not ask.strip()):
@@ -214,16 +215,17 @@ class AnswerExplainer:
         reading = self.reader.read(photo, self.reader.prompt_of(ask))
         ids = answer_ids(reading, answer)
         scorer = Scorer(reading, ids, self.batch_size, line or progress)
-        numbers = _numbers_of(words, [word.text for word in scorer.words])
-        another = None if other is None else reading.sampling.like(load_image(other))
-        scorer.planned = count_of(scorer, self.squares, has_other=another is not None)
+        word_numbers = _numbers_of(words, [word.text for word in scorer.words])
+        # at the size of this photo, whose place it takes
+        other_photo = None if other is None else reading.sampling.like(load_image(other))
+        scorer.planned = count_of(scorer, self.squares, has_other=other_photo is not None)
         if scorer.progress is not None:
             scorer.progress(0, scorer.planned)
-        runs = altered(scorer, self.squares, self.baseline, another)
-        word_maps, name = _maps(scorer, runs, numbers, method)
+        altered_scores = altered(scorer, self.squares, self.baseline, other_photo)
+        word_maps, method_name = _maps(scorer, altered_scores, word_numbers, method)
         explained = []
-        for number, word_map in zip(numbers, word_maps, strict=True):
-            grounding = grounding_of(runs, number)
+        for number, word_map in zip(word_numbers, word_maps, strict=True):
+            grounding = grounding_of(altered_scores, number)
             explained.append(_explained(scorer, number, word_map, grounding))
         return Answered(
             photo=photo,
@@ -233,9 +235,9 @@ class AnswerExplainer:
             prompt=reading.prompt,
             answer=answer or text_of(self.reader.tokenizer, ids),
             texts=tuple(word.text for word in scorer.words),
-            numbers=tuple(numbers),
+            numbers=tuple(word_numbers),
             words=tuple(explained),
-            method=name,
+            method=method_name,
             passes=scorer.passes,
             seconds=time.perf_counter() - began,
             scorer=scorer,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from explain._utils.errors import ModelError, either, image_name, warn
+from explain._utils.errors import ModelError, image_name, python_or_command, warn
 from explain._utils.rounding import all_cancel
 from explain.attribution.result import Attribution
 from explain.engine import Activations, Attributions, Evidence, InputGradients, LayerGradients
@@ -65,7 +65,7 @@ def why_empty(
             f"it, which {effect}"
         )
     if any(isinstance(need, LayerGradients) for need in first.answers):
-        how = either("relu=False", "--method 'gradcam(relu=False)'")
+        how = python_or_command("relu=False", "--method 'gradcam(relu=False)'")
         return (
             f"all of {layer} contributes negatively; choose another target, or a signed map ({how})"
         )
@@ -228,7 +228,9 @@ def to_be_read(
     method: Method, attribution: Attribution, evidence: Sequence[Evidence], *, warns: bool
 ) -> dict[str, torch.Tensor]:
     """The tensors that tell whether an attribution is right, left on the device: "largest", the
-    largest magnitudes ``(P * N,)`` of P inputs, and, if it ``warns``, truth values by reason.
+    largest magnitudes ``(P * N,)`` of P inputs; if it ``warns``, also which images ``(N,)`` have
+    "tiny" values, a "negative" score that they are divided by, a sum that is "missed", or a share
+    of the score that a "stabiliser" takes.
     """
     largest = []
     for part in attribution.parts.values() or [attribution]:
@@ -239,6 +241,7 @@ def to_be_read(
         return tensors
     score = attribution.score
     if not attribution.parts:
+        # taken as slopes, values change the score by about their norm times the largest input
         values = attribution.values.detach()
         change = values.flatten(1).norm(dim=1) * evidence[0].inputs.abs().amax().clamp(min=1)
         limit = _TINY * torch.finfo(values.dtype).eps * score.abs().clamp(min=1)

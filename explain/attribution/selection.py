@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import nn
 
-from explain._utils.errors import ExplainError, LayerError, either, muted
+from explain._utils.errors import ExplainError, LayerError, muted, python_or_command
 from explain.attribution.options import DEFAULTS, AttributeOptions, Settings
 from explain.attribution.request import Request
 from explain.data.inputs import InputsLike
@@ -53,7 +53,7 @@ class Selection:
             f"{name} ({cost:.0f})" if isfinite(cost) else name for name, cost in self.costly.items()
         ]
         if costly:
-            how = either("'everything'", "--method everything")
+            how = python_or_command("'everything'", "--method everything")
             notes.append(
                 f"left out, as they take {MANY} passes or more: {', '.join(costly)}; {how} takes "
                 "them too"

@@ -126,7 +126,7 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what black becomes by a preprocessing ``(C,)``, and by how much white lies above it
     ``(C,)``, in the model's units. `BaselineError` if it does more than scale and shift."""
     colors = []
-    for level in (0, 51, 255):
+    for level in (0, 51, 255):  # black, a fifth of white, white
         x = preprocess(Image.new("RGB", (256, 256), (level, level, level)))
         if not isinstance(x, torch.Tensor) or x.ndim != 3:
             raise BaselineError(

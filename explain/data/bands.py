@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import ImageError, either, option_name, optional, reason_of, shown
+from explain._utils.errors import (
+    ImageError,
+    option_name,
+    optional,
+    python_or_command,
+    reason_of,
+    shown,
+)
 from explain.data.greys import Array, Window, to_levels
 from explain.data.limits import Limit
 from explain.data.scans import check_numbers, checked_header, is_npy
@@ -38,7 +45,7 @@ class Bands:
         numbers = tuple(self.shown) or ((1, 2, 3) if self.count > 2 else (1,))
         are_numbers = [isinstance(one, int) and 1 <= one <= self.count for one in numbers]
         if len(numbers) not in (1, 3) or not all(are_numbers):
-            remedy = either("pass bands=(3, 2, 1)", "give --bands 3,2,1")
+            remedy = python_or_command("pass bands=(3, 2, 1)", "give --bands 3,2,1")
             raise ImageError(
                 f"{option_name('bands')} must be one or three numbers from 1 to {self.count}, got "
                 f"{shown(self.shown)}; {remedy}"

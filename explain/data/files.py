@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import FolderError, OutputError, either, printable, reason_of, shown
+from explain._utils.errors import (
+    FolderError,
+    OutputError,
+    printable,
+    python_or_command,
+    reason_of,
+    shown,
+)
 from explain._utils.html import png
 from explain._utils.signals import deferring_signals
 
@@ -127,7 +134,7 @@ class Files:
         if name in self._contents:
             raise OutputError(f"output {name!r} would be written twice; choose different names")
         if len(os.fsencode(name)) > LONGEST:
-            remedy = either("pass stem=", "rename the photo")
+            remedy = python_or_command("pass stem=", "rename the photo")
             raise OutputError(f"output {name!r} must have a shorter name; {remedy}")
         self._contents[name] = content
 
@@ -191,7 +198,7 @@ class Files:
                 )
         if taken and not self.overwrite:
             more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
-            leave = either("pass overwrite=True", "overwrite it with --force")
+            leave = python_or_command("pass overwrite=True", "overwrite it with --force")
             raise OutputError(
                 f"output {str(taken[0])!r} exists already{more}; choose another folder, or {leave}"
             )

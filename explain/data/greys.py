@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image
 
-from explain._utils.errors import ImageError, either, option_name, shown, warn
+from explain._utils.errors import ImageError, option_name, python_or_command, shown, warn
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Window: TypeAlias = tuple[float, float]
@@ -28,7 +28,7 @@ def check_window(window: Any) -> Window | None:
     numbers = window if isinstance(window, Sequence) else ()
     are_numbers = [isinstance(value, (int, float)) and math.isfinite(value) for value in numbers]
     if len(numbers) != 2 or not all(are_numbers) or numbers[1] <= 0:
-        remedy = either("pass window=(40, 400)", "give --window 40,400")
+        remedy = python_or_command("pass window=(40, 400)", "give --window 40,400")
         raise ImageError(
             f"{option_name('window')} must be a level and a width above 0, got {shown(window)}; "
             f"{remedy}"
@@ -110,7 +110,7 @@ def _levels(
         least, peak = _extremes(values if volume is None else volume)
         low, high, how = _range_of(least, peak, pixels.dtype, bits)
         if how:
-            remedy = either("pass window=(level, width)", "give --window LEVEL,WIDTH")
+            remedy = python_or_command("pass window=(level, width)", "give --window LEVEL,WIDTH")
             warn(
                 f"the values of {name or 'the photo'}, {least:g} to {peak:g}, are read {how}; "
                 f"{remedy} for another range"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from explain._utils import nested
-from explain._utils.errors import ExplainError, ImageError, either, shown
+from explain._utils.errors import ExplainError, ImageError, python_or_command, shown
 from explain._utils.modules import floating_parameter
 
 Path: TypeAlias = tuple[int | str, ...]
@@ -496,7 +496,9 @@ def _misfits(model: nn.Module, x: torch.Tensor, name: str) -> Iterator[tuple[re.
             f"{x.ndim}; give photos as (N, C, H, W), volumes and videos as (N, C, T, H, W)",
         )
     elif x.shape[1] != first.in_channels:
-        remedy = either("use a preprocess= with as many", "give the model a preprocess of its own")
+        remedy = python_or_command(
+            "use a preprocess= with as many", "give the model a preprocess of its own"
+        )
         if first.in_channels == 3:
             remedy = _REMEDIES.get(x.shape[1], remedy)
         if x.shape[-1] == first.in_channels:

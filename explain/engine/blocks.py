@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -60,22 +60,24 @@ def transformer_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
         return sum(f"{name}.".startswith(f"{module_name}.") for name in attentions)
 
     blocks = []
-    for name in attentions:
-        ancestors = accumulate(name.split("."), "{}.{}".format)
-        blocks.append(next((a for a in ancestors if contained_attentions(a) == 1), name))
-    return [
-        name
-        for number, name in enumerate(blocks)
-        if not number or not _pools(model, blocks[number - 1], name)
+    for attention in attentions:
+        ancestors = accumulate(attention.split("."), "{}.{}".format)
+        blocks.append(next((a for a in ancestors if contained_attentions(a) == 1), attention))
+    # a head comes behind the blocks whose tokens it pools, so the first is never one
+    behind_others = [
+        block
+        for previous, block in pairwise(blocks)
+        if not _is_pooling_head(model, previous, block)
     ]
+    return blocks[:1] + behind_others
 
 
-def _pools(model: nn.Module, previous: str, name: str) -> bool:
+def _is_pooling_head(model: nn.Module, previous: str, block: str) -> bool:
     """Whether a module with attention is no block, but a head that pools tokens: of another type
     than the ``previous`` block, and outside of the module that holds that."""
     stack = f".{previous}".rpartition(".")[0]
-    holder = f".{name}".rpartition(".")[0]
-    is_other_type = type(submodule(model, name)) is not type(submodule(model, previous))
+    holder = f".{block}".rpartition(".")[0]
+    is_other_type = type(submodule(model, block)) is not type(submodule(model, previous))
     return is_other_type and stack.startswith(holder) and stack != holder
 
 

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explain._utils.errors import LayerError, MethodError, TargetError, UnusedLayerError, either
+from explain._utils.errors import (
+    LayerError,
+    MethodError,
+    TargetError,
+    UnusedLayerError,
+    python_or_command,
+)
 from explain._utils.modules import modules_of
 from explain.engine import needs
 from explain.engine.blocks import attention_gradients
@@ -216,7 +222,7 @@ def _similarity(
     """How much the best detection in each image is like the explained one, ``(N,)`` from 0 to 1,
     for D-RISE."""
     if not isinstance(resolved.target, Detected):
-        kind = either("a detected box, explain.targets.Detections,", "a detected box")
+        kind = python_or_command("a detected box, explain.targets.Detections,", "a detected box")
         got = resolved.name if resolved.classes is None else "a class"
         raise TargetError(
             f"target must be {kind} for a method that compares detections, got {got}; drise is for "

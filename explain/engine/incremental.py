@@ -52,7 +52,8 @@ class IncrementalInference:
         self, owners: Tensor, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> Callable[[Tensor, Inputs], Any] | None:
         """A function of samples' images ``(B,)`` and samples like ``inputs`` that gives the
-        network's output faster, or None. A new kind of samples is tried: outputs must ``agree``."""
+        network's output faster, or None. A new kind of samples is tried: its output for all must
+        ``agree`` with that of a whole pass for the first few."""
         box = changed_box(self._images, owners, inputs.x)
         if box is None:
             return None
@@ -73,8 +74,8 @@ class IncrementalInference:
     def _try(
         self, owners: Tensor, box: ChangedBox, inputs: Inputs, agree: Callable[[Any, Any], bool]
     ) -> bool:
-        """Whether incremental inference gives the first few perturbed samples the right output in
-        less time each than a whole pass; remembered for samples of this kind."""
+        """Whether incremental inference takes less time for each sample than a whole pass, and
+        gives the right output for the first few, which alone are also run as a whole."""
         count = min(FEW, len(owners))
         first_samples = inputs.rows(torch.arange(count))
         box_of_first = changed_box(self._images, owners[:count], first_samples.x)
@@ -84,12 +85,12 @@ class IncrementalInference:
         start = time.perf_counter()
         output = self._incremental_output(box, inputs)
         end_of_incremental = time.perf_counter()
-        expected = first_samples.call(self._model)
+        output_of_first = first_samples.call(self._model)
         end_of_whole = time.perf_counter()
         is_faster = (end_of_incremental - start) / len(owners) < (
             end_of_whole - end_of_incremental
         ) / count
-        return is_faster and output is not None and agree(output, expected)
+        return is_faster and output is not None and agree(output, output_of_first)
 
     def _incremental_output(self, box: ChangedBox, inputs: Inputs) -> Any:
         """The network's output for perturbed samples, computed incrementally; None if the network

@@ -313,6 +313,7 @@ class InputRerun:
         sample_images = images[:FEW_IN_TRIAL]
 
         def agree(output: Any, sample_output: Any) -> bool:
+            """Whether first samples have the same scores in the output of all and in their own."""
             for resolved in context.targets:
                 scores = resolved.scores_in(images, output)[: len(sample_images)]
                 sample_scores = resolved.scores_in(sample_images, sample_output)

@@ -24,16 +24,13 @@ def graph(start: torch.Tensor | Node | None) -> list[Node]:
     ['SumBackward0', 'ReluBackward0', 'torch::autograd::AccumulateGrad']
     """
     first_node = start.grad_fn if isinstance(start, torch.Tensor) else start
-    seen = {first_node}
-    waiting = [] if first_node is None else [first_node]
-    nodes = []
-    while waiting:
-        node = waiting.pop()
-        nodes.append(node)
+    nodes = [] if first_node is None else [first_node]
+    seen = set(nodes)
+    for node in nodes:  # which grows meanwhile
         for parent, _ in node.next_functions:
             if parent is not None and parent not in seen:
                 seen.add(parent)
-                waiting.append(parent)
+                nodes.append(parent)
     return nodes
 
 

@@ -85,7 +85,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         self._plain_sequences: Shared | None = None
         """What keeps padded sequences plain tensors while the block runs; see `plain_sequences`."""
         self._signs_at_first_hook: Any = None
-        """See `_signs_of_work`; None as long as no hook has been registered that should fire."""
+        """`_signs_of_work` when the first hook was registered that should fire, None before that:
+        another value at the end shows that something has run."""
         self._has_run = False
         """Whether a module that holds a hooked layer has run."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from torch import nn
 
-from explain._utils.errors import LayerError, either
+from explain._utils.errors import LayerError, python_or_command
 from explain._utils.modules import modules_of, submodule
 from explain._utils.spelling import close_to, did_you_mean
 
@@ -60,7 +60,9 @@ def _unknown(where: str, modules: dict[nn.Module, str]) -> NoReturn:
     """Raise the `LayerError` for a name that no module has, with a similar name or where to find
     names."""
     names = [name for name in modules.values() if name]
-    listed = either("explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them")
+    listed = python_or_command(
+        "explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them"
+    )
     more = "" if close_to(where, names) or len(names) <= 8 else f"; {listed}"
     raise LayerError(f"layer {where!r} is not in the model; {did_you_mean(where, names)}{more}")
 

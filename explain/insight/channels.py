@@ -132,7 +132,7 @@ class Channel:
     def shows(self) -> str:
         """In a table: the two most frequent captions (labels, predictions or names) of the photos
         of the patches."""
-        return most_frequent([patch.row for patch in self.patches], 2)
+        return most_frequent([patch.row for patch in self.patches], most=2)
 
     @property
     def photos(self) -> Names:

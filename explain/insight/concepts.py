@@ -26,11 +26,9 @@ from explain.layers.placement import Placement, draw
 from explain.render.sheets import Group, Layout, Tile, contact_sheet
 from explain.store.reading import Row
 
-INNER = 30  # multiplicative updates of the strengths in a batch, for fixed concepts
-OUTER = 5  # multiplicative updates of the concepts after each batch
-KEPT = 0.5
-"""The weight of the sums of earlier rounds in the next one: their strengths were fitted to concepts
-that have changed since."""
+STRENGTH_UPDATES = 30  # multiplicative updates of the strengths in a batch, for fixed concepts
+CONCEPT_UPDATES = 5  # multiplicative updates of the concepts after each batch
+KEPT = 0.5  # the weight of the sums of earlier rounds in the next one
 TINY = 1e-12
 TILE = 140  # pixels of a photo in a picture
 
@@ -80,9 +78,9 @@ class SharedConcepts:
         for share, examples in zip(self.shares, self.examples, strict=True):
             rows = [example.row for example in examples]
             names = Names(row.name for row in rows)
-            table.append(
-                [str(len(table) + 1), in_percent(share), most_frequent(rows, 3), f"{names}"]
-            )
+            shown = most_frequent(rows, most=3)
+            # formatted, names are the first two, shortened
+            table.append([str(len(table) + 1), in_percent(share), shown, f"{names}"])
         return table
 
     def picture(self, photos: RunPhotos) -> Image.Image:
@@ -140,6 +138,7 @@ def shared_concepts(
     strength_products = torch.zeros(())
     activation_products = torch.zeros(())
     for _ in range(rounds):
+        # strengths of earlier rounds were fitted to concepts that have changed since
         strength_products = strength_products * KEPT
         activation_products = activation_products * KEPT
         for batch in photos.batches():
@@ -157,7 +156,7 @@ def shared_concepts(
             strengths = concept_strengths(rows, concepts)
             strength_products = strength_products + strengths.T @ strengths
             activation_products = activation_products + strengths.T @ rows
-            for _ in range(OUTER):
+            for _ in range(CONCEPT_UPDATES):
                 concepts = (
                     concepts * activation_products / (strength_products @ concepts).clamp(min=TINY)
                 )
@@ -180,7 +179,7 @@ def concept_strengths(rows: torch.Tensor, concepts: torch.Tensor) -> torch.Tenso
     cross = rows @ concepts.T
     gram = concepts @ concepts.T
     strengths = cross.clamp(min=TINY)
-    for _ in range(INNER):
+    for _ in range(STRENGTH_UPDATES):
         strengths = strengths * cross / (strengths @ gram).clamp(min=TINY)
     return strengths
 

@@ -15,10 +15,10 @@ from explain._utils.errors import (
     ArgumentError,
     ExplainError,
     RunError,
-    either,
     keywords,
     option_name,
     printable,
+    python_or_command,
     shown,
 )
 from explain._utils.resources import packaged_text
@@ -175,7 +175,7 @@ class Insight:
             )
         if self._is_coarse:
             height, width = self.maps.resolution or (0, 0)
-            with_model = either("insight(explainer=...)", "--model")
+            with_model = python_or_command("insight(explainer=...)", "--model")
             remedy = (
                 f"Run the layer {self.finer_layer!r}."
                 if self.finer_layer
@@ -256,7 +256,7 @@ class Insight:
             RunError: none is confirmed, or the insight has no model.
         """
         if self.photos is None:
-            remedy = either("give explainer= to the insight", "give --model")
+            remedy = python_or_command("give explainer= to the insight", "give --model")
             raise RunError(f"finding must be named where there is no model; {remedy}")
         classes = sorted(self.looks, key=lambda look: -look.apart)
         return confirmed_finding([*self.reasons[:TRIED], *classes[:TRIED]], self.photos)
@@ -376,7 +376,7 @@ def _check_requested(
                 f"{option_name(name)} has no effect on what is requested; leave it out"
             )
     if requested and explainer is None:
-        remedy = either("give the explainer of the run", "give --model")
+        remedy = python_or_command("give the explainer of the run", "give --model")
         raise ArgumentError(f"{option_name(requested[0])} must have the model, got none; {remedy}")
     if examples is not None and target is None:
         raise ArgumentError(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transfo
 
 import torch
 
-from explain._utils.errors import ArgumentError, MethodError, either, keywords, shown
+from explain._utils.errors import ArgumentError, MethodError, keywords, python_or_command, shown
 from explain._utils.options import (
     CheckedFields,
     SpecError,
@@ -467,7 +467,7 @@ def _by_text(text: str) -> Method:
     ``smooth(gradcam, samples=5)``; errors name the method and the remedy."""
     name = text.partition("(")[0]
     if "," in name:
-        remedy = either("give a list of names", "give --method for each")
+        remedy = python_or_command("give a list of names", "give --method for each")
         raise MethodError(f"method must be one name, got {shown(text)}; {remedy}")
     if name.strip().lower() not in _wrappers:
         return named_in(_known, text, "method", MethodError, "integratedgradients(steps=20)")

@@ -315,9 +315,9 @@ class _InWords:
     label: str
     is_probability: bool
 
-    def _result(self, name: str, metric: str) -> MetricResult | CheckResult:
-        """The result of a metric; or that of the check, where the map is constant or there is
-        none."""
+    def _result_or_why_none(self, name: str, metric: str) -> MetricResult | CheckResult:
+        """The result of a metric; where the map is constant or was not measured, that of the check,
+        which says so."""
         if self.maps.constant[0]:
             what = "zero everywhere" if self.maps.zero[0] else "constant"
             return CheckResult(name, math.nan, math.nan, "✗", f"the map is {what}")
@@ -328,7 +328,7 @@ class _InWords:
 
     def similarity(self, name: str, metric: str) -> CheckResult:
         """The result of a similarity, which must be small; a map that does not look has 1."""
-        result = self._result(name, metric)
+        result = self._result_or_why_none(name, metric)
         if isinstance(result, CheckResult):
             return result
         value = float(result.value[0])
@@ -340,7 +340,7 @@ class _InWords:
         """The result of `Covering`: the marked part has to matter more than in the other places."""
         of_metrics = []
         for metric in ("covering", "uncovering"):
-            result = self._result("covering", metric)
+            result = self._result_or_why_none("covering", metric)
             if isinstance(result, CheckResult):
                 return result
             of_metrics.append(result.parts)
@@ -372,7 +372,7 @@ class _InWords:
     def stability(self) -> CheckResult:
         """The result of `Sensitivity`: the change has to be small beside that of a map with the
         same values in other places, of which the mean is known."""
-        result = self._result("stability", "maxsensitivity")
+        result = self._result_or_why_none("stability", "maxsensitivity")
         if isinstance(result, CheckResult):
             return result
         value = float(result.value[0])

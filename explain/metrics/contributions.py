@@ -100,7 +100,7 @@ class _SubsetCorrelation(ScoreMetric):
             sums = torch.stack([maps[:, subset].sum(1) for subset in pixels], 1)
             correlations.append(correlation(sums, data.loss(self.score, size_scores)))
         curve = torch.stack(correlations, 1)
-        value = _defined(self, data, curve.mean(1))
+        value = _warn_of_nan(self, data, curve.mean(1))
         return MetricResult(value, curve, torch.tensor(self.sizes) / 100)
 
 
@@ -236,7 +236,7 @@ class FaithfulnessEstimate(_GroupCorrelation):
         """The figure of `FaithfulnessEstimate`: Pearson's correlation ``(N,)`` of the groups' sums
         of the map with the loss of score without each group."""
         value = correlation(self.group_sums(data), data.loss(self.score, scores[0]))
-        return MetricResult(_defined(self, data, value))
+        return MetricResult(_warn_of_nan(self, data, value))
 
 
 @register
@@ -282,7 +282,9 @@ class MonotonicityCorrelation(_GroupCorrelation):
         mean squared change of the score that noise in the group makes."""
         change = torch.stack([data.loss(self.score, sample) ** 2 for sample in scores]).mean(0)
         sums = self.group_sums(data).abs()
-        return MetricResult(_defined(self, data, correlation(mid_ranks(sums), mid_ranks(change))))
+        return MetricResult(
+            _warn_of_nan(self, data, correlation(mid_ranks(sums), mid_ranks(change)))
+        )
 
 
 @register
@@ -335,7 +337,7 @@ class NonSensitivity(ScoreMetric):
         return sizes <= self.threshold * sizes.amax(1, keepdim=True)
 
 
-def _defined(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:
+def _warn_of_nan(metric: Metric, data: MetricInput, value: torch.Tensor) -> torch.Tensor:
     """Warn of correlations ``value`` ``(N,)`` that are NaN, since sums or scores do not vary, and
     return them in the dtype of scores."""
     return data.undefined(metric, value, value.isnan(), VARIES).to(data.target_score.dtype)

@@ -116,8 +116,8 @@ class MPRT(_MapSimilarity):
     maximums: ClassVar = {"share": 1}
 
     def described(self) -> Mapping[str, str]:
-        """The name, summary and paper for the order and smoothing of these options: "mprt",
-        "mprt-bottom", "smprt" and so on."""
+        """The name, summary and paper for the order, smoothing and share of the layers: "mprt",
+        "mprt-bottom", "mprt-upper", "smprt" and so on."""
         which = {
             "top": "from the output on",
             "bottom": "from the input on",

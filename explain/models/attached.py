@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from explain._utils.errors import ModelError, either, muted, option_name, warn
+from explain._utils.errors import ModelError, muted, option_name, python_or_command, warn
 from explain._utils.modules import parameters_of
 from explain.data.boxes import Preprocess
 from explain.data.inputs import first_convolution
@@ -195,7 +195,7 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
     arguments = ", ".join(f"{value}=" for value in missing)
     flags = ", ".join(f"--{value}" for value in missing)
-    remedy = either(f"pass {arguments} or preprocess=", f"give {flags}")
+    remedy = python_or_command(f"pass {arguments} or preprocess=", f"give {flags}")
     return (
         f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}, or give the "
         "model an attribute preprocess"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from explain._utils.errors import LabelsError, ModelError, either, note, reason_of, warn
+from explain._utils.errors import LabelsError, ModelError, note, python_or_command, reason_of, warn
 from explain.data.boxes import Preprocess
 from explain.data.inputs import InputsLike
 from explain.engine import validation
@@ -72,7 +72,7 @@ def outputs_for(
     """
     inputs = validation.check_inputs(model.model, x)
     outputs = outputs_of(model.model, inputs, logits, activation, model.categories)
-    remedy = either("pass activation=", "give --activation")
+    remedy = python_or_command("pass activation=", "give --activation")
     if activation is None and outputs.activation == "none" and outputs.kind != "numbers":
         how = "of a softmax" if outputs.kind == "classes" else "of a sigmoid"
         warn(
@@ -87,8 +87,8 @@ def outputs_for(
 def check_labels(categories: Sequence[str] | None, classes: int) -> None:
     """Refuse labels that are more or fewer than the classes."""
     if categories is not None and len(categories) != classes:
+        name = python_or_command("categories", "--labels")
         raise LabelsError(
-            f"{either('categories', '--labels')} must hold a label for each of the model's "
-            f"{classes} classes, got {len(categories)}; give them all, in the order of the "
-            "classes"
+            f"{name} must hold a label for each of the model's {classes} classes, got "
+            f"{len(categories)}; give them all, in the order of the classes"
         )

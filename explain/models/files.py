@@ -10,7 +10,14 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from explain._utils.errors import ImageError, ModelError, either, optional, quiet, reason_of
+from explain._utils.errors import (
+    ImageError,
+    ModelError,
+    optional,
+    python_or_command,
+    quiet,
+    reason_of,
+)
 from explain.data.inputs import BRIGHT, COLOURS
 from explain.hooks.programs import OpenProgram, is_program
 from explain.models.from_ultralytics import load_checkpoint
@@ -99,7 +106,9 @@ def _pickled(path: Path) -> nn.Module | None:
             return network
         loading = f"ultralytics.YOLO({str(path)!r}).model"
     pickled = ", ".join(sorted(packages - {"torch"})) or "torch"
-    remedy = either(f"give explain.Explainer({loading})", f"give a factory that returns {loading}")
+    remedy = python_or_command(
+        f"give explain.Explainer({loading})", f"give a factory that returns {loading}"
+    )
     raise ModelError(
         f"{must}, got pickled objects of {pickled}, which run code when they are loaded; if you "
         f"trust it, {remedy}"

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from explain._utils.errors import ModelError, either, option_name, quiet
+from explain._utils.errors import ModelError, option_name, python_or_command, quiet
 from explain.models.preprocessing import (
     CenterCrop,
     Interpolation,
@@ -100,7 +100,7 @@ class Processed:
             options["size"] = {name: edges[name] for name in size}
         else:
             name = type(self.processor).__name__
-            remedy = either("set it there, and pass it as preprocess=", "set it there")
+            remedy = python_or_command("set it there, and pass it as preprocess=", "set it there")
             raise ModelError(
                 f"{option_name('size')} cannot be changed for {name}, whose size is {size}; "
                 f"{remedy}"

@@ -18,8 +18,8 @@ from explain._utils.errors import (
     ModelError,
     check_choice,
     check_whole_number,
-    either,
     option_name,
+    python_or_command,
     shown,
 )
 from explain.data.boxes import Box, Preprocess
@@ -39,7 +39,7 @@ def checked_side(size: Any) -> Side:
     sides = list(size) if isinstance(size, (list, tuple)) else [size, size]
     are_whole = [isinstance(side, Integral) and not isinstance(side, bool) for side in sides]
     if len(sides) != 2 or not all(are_whole) or min(sides) < 1:
-        two = either("(height, width)", "HEIGHTxWIDTH")
+        two = python_or_command("(height, width)", "HEIGHTxWIDTH")
         raise ModelError(
             f"{option_name('size')} must be a whole number of pixels from 1, or {two}, got "
             f"{shown(size)}; leave it out"
@@ -246,7 +246,7 @@ def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
         return CenterCrop(
             side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation
         )
-    remedy = either(
+    remedy = python_or_command(
         "pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out"
     )
     got = type(preprocess).__name__

@@ -50,13 +50,16 @@ def _as_step(
     outputs: set[Value],
     with_gradient: Collection[Value],
 ) -> Step | None:
-    """A call of a function as one step; None if its results are not found again."""
+    """A call of a function as one step; None if some inner value that the pass goes on with, in
+    ``steps`` outside of it or as one of its ``outputs``, is not found among its results again."""
     inner_steps = set(call.steps)
     inner_values = {value for step in call.steps for value in step.outputs}
     leaving = inner_values & outputs
     for step in steps:
         if step not in inner_steps:
             leaving |= inner_values & set(step.inputs)
+    # Its arguments are recorded, but not which of the inner values it returns, and in what order:
+    # it is called again, and each result is the value with the same contents.
     args = with_tensors(call.args, lambda value: value.tensor.detach().clone())
     with torch.no_grad():
         again = list(tensors_of(call.function.apply(*args)))
@@ -64,6 +67,7 @@ def _as_step(
     if not leaving <= set(results):
         return None
     first = call.steps[0]
+    # gradients are switched off inside, so the inner steps alone do not tell whether it has one
     step = Step(
         call.function,
         call.args,

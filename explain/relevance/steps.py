@@ -189,24 +189,25 @@ def step_of(
     if kind == "activation" and positions != [0]:
         return Step("other", step, positions)  # for example, a number to the power of a signal
     if kind == "batchnorm" and is_by_batch(step):
-        kind = "deviation"
+        kind = "deviation"  # it divides by that of its signal, as layer normalisations do
     if step.name == "addcmul" and {1, 2} <= set(positions):
         return Step("other", step, positions)  # adds a product of two signals
     if step.name == "constant_pad_nd" and not any(step.args[2:]):
-        return None
+        return None  # zeros add nothing
     scales = _scales(kind, step, positions)
     if kind == "quotient" and len(scales) == len(positions):
         return Step("other", step, positions)  # a constant divided by a signal
     if kind not in LINEAR:
         return Step(kind, step, positions, scales)
     values = {step.inputs[position] for position in positions}
-    if kind == "convolution":
+    if kind == "convolution":  # of products, rules decide which factors are held constant
         values = {step.inputs[position] for position in positions if position not in scales}
     linear = linear_map(step, values)
     if kind == "matrixproduct" and linear is not None:
         kind = "dense"
     if linear is None and _adds_constant(step):
-        return Step("other", step, positions)  # no rule separates it from a product of two signals
+        # rules for a product of two signals do not take out what belongs to the added constant
+        return Step("other", step, positions)
     return Step(kind, step, positions, scales, linear)
 
 

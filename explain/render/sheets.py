@@ -313,7 +313,13 @@ class Page(ABC):
             color = INK if places[first][1] is group.tiles[0] else FAINT
             width = count * (self.cell + self.gap) - self.gap
             height = self.write(
-                group.heading, self._left(first), width, 1.0, color=color, bold=True, align="left"
+                group.heading,
+                self._left(first),
+                width,
+                size=1.0,
+                color=color,
+                bold=True,
+                align="left",
             )
             tallest = max(tallest, height)
         self.top += tallest
@@ -323,7 +329,7 @@ class Page(ABC):
         ``top`` below the letters."""
         for column in places:
             name = f"({_letter(self._lettered)})"
-            self.write(name, self._left(column), self.cell, 1.0, bold=True, align="left")
+            self.write(name, self._left(column), self.cell, size=1.0, bold=True, align="left")
             self._lettered += 1
         self.top += LINE * self.size
 

@@ -834,21 +834,21 @@ def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
 
     outlined = np.array(photo)
     side = max(photo.size)
-    wide = max(1, min(2, side // 200), round(side / 220))
-    rim = wide + 2 * max(1, wide // 2)
+    line_width = max(1, round(side / 220))
+    rim_width = line_width + 2 * max(1, line_width // 2)
     points_of: list[list[Array]] = []
     for outline in outlines:
         within = outline.area.astype(np.uint8)
         borders, _ = cv2.findContours(within, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        lines = [_rounded(border, 2 * wide + 1) for border in borders]
+        lines = [_rounded(border, 2 * line_width + 1) for border in borders]
         lines = [np.concatenate([points, points[:1]]) for points in lines]
         if outline.dashed:
-            lines = [dash for points in lines for dash in _dashes(points, 5 * wide)]
+            lines = [dash for points in lines for dash in _dashes(points, 5 * line_width)]
         # OpenCV takes whole numbers: sixteenths of a pixel, which shift=4 says
         points_of.append([np.rint(16 * points).astype(np.int32) for points in lines])
-        cv2.polylines(outlined, points_of[-1], False, outline.rim, rim, cv2.LINE_AA, shift=4)
+        cv2.polylines(outlined, points_of[-1], False, outline.rim, rim_width, cv2.LINE_AA, shift=4)
     for outline, lines in zip(reversed(outlines), reversed(points_of), strict=True):
-        cv2.polylines(outlined, lines, False, outline.color, wide, cv2.LINE_AA, shift=4)
+        cv2.polylines(outlined, lines, False, outline.color, line_width, cv2.LINE_AA, shift=4)
     return Image.fromarray(outlined)
 
 

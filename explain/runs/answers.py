@@ -120,12 +120,15 @@ class AnswerJob(Job):
 
     @property
     def _described(self) -> dict[str, Any]:
+        """The part of the manifest that says what is explained, and how; with the keys that readers
+        of runs expect, also where there is nothing to say."""
         asker: AnswerExplainer = self.explainer
         reader = asker.reader
         prompt = reader.prompt_of(self.ask)
 
         def pixels_of(picture: Image.Image) -> torch.Tensor:
-            """What the processor makes of a picture."""
+            """What the processor makes of a picture; of test pictures, it shows whether a run is
+            continued with the same processor."""
             return reader.read(picture, prompt).sampling.pixels
 
         arguments = {"squares": asker.squares, "baseline": encode(asker.baseline)}

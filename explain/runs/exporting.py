@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from explain._utils.errors import RunError, either, optional, warn
+from explain._utils.errors import RunError, optional, python_or_command, warn
 from explain.data.files import as_cell, replacing
 from explain.store.lists import coco_ids
 from explain.store.reading import Row, StoredRun
@@ -97,7 +97,7 @@ def check_table(
             "one of them"
         )
     if os.path.lexists(path) and not overwrite:
-        leave = either("pass overwrite=True", "overwrite it with --force")
+        leave = python_or_command("pass overwrite=True", "overwrite it with --force")
         raise RunError(f"file {path_text(path)!r} exists already; choose another, or {leave}")
     return path
 

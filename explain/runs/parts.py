@@ -49,7 +49,7 @@ class Storage:
         self.name = os.fspath(address)
         if "://" not in self.name:
             self.name = os.path.realpath(self.name)
-        with self._translated():
+        with self._errors_as_run_errors():
             fsspec = importlib.import_module("fsspec")  # here, as it takes a while
             self._files, self.path = fsspec.core.url_to_fs(self.name)
             self.is_local = "file" in self._files.protocol
@@ -64,7 +64,7 @@ class Storage:
     def stamps(self) -> dict[str, str]:
         """The files of the folder by name, in alphabetical order, each with a text (its size and
         version) that changes with its content. Empty without a folder."""
-        with self._translated():
+        with self._errors_as_run_errors():
             self._files.invalidate_cache(self.path)
             listed = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
         stamps = {}
@@ -77,14 +77,14 @@ class Storage:
 
     def read(self, name: str) -> bytes | None:
         """The content of a file by its name in the folder; None if it is not there."""
-        with self._translated(), suppress(FileNotFoundError):
+        with self._errors_as_run_errors(), suppress(FileNotFoundError):
             return bytes(self._files.cat_file(f"{self.path}/{name}"))
         return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, or replace one of the same name; readers see the old content or the new
         one, never a part."""
-        with self._translated():
+        with self._errors_as_run_errors():
             if not self.is_local:
                 # storages show a file when it is whole
                 self._files.pipe_file(f"{self.path}/{name}", content)
@@ -93,7 +93,7 @@ class Storage:
                 self._files.pipe_file(str(part), content)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _errors_as_run_errors(self) -> Iterator[None]:
         """Turn an error of the file system, or a missing package for its kind of address, into a
         `RunError`."""
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from explain._utils.errors import either, quiet, warn
+from explain._utils.errors import python_or_command, quiet, warn
 from explain.data.opening import hushed, troubles
 from explain.runs.preparing import Prepared, Preparer, Ready
 from explain.store.sources import Entry, Failed
@@ -120,7 +120,7 @@ def _sending(entries: Iterable[Entry], sent: deque[Entry]) -> Iterator[bytes]:
         try:
             yield pickle.dumps(entry)
         except Exception as error:  # it holds something that cannot be pickled
-            remedy = either("use workers=0", "use --workers 0")
+            remedy = python_or_command("use workers=0", "use --workers 0")
             problem = f"image {entry.name!r} cannot be sent to a worker process ({error}); {remedy}"
             yield pickle.dumps(Entry(entry.name, path=entry.path, problem=problem))
 

@@ -18,8 +18,8 @@ from explain._utils.errors import (
     ExplainError,
     RunError,
     did_you_mean,
-    either,
     printable,
+    python_or_command,
     reason_of,
 )
 from explain._utils.html import table_html
@@ -194,10 +194,16 @@ class Row:
         # the picture of a volume is a sheet, which says where on it each slice lies
         slices = getattr(picture, "cells", {})
         seen = tuple(Box(*cell) for cell in slices.values()) or (self.box,)
-        boxes = () if self.detection is None else (self.detection.box,)
+        explained_boxes = () if self.detection is None else (self.detection.box,)
         detected = {one.label: one.box for one in self.detections if one.box}
-        scene = Scene(picture, self.box, seen, boxes, detected, slices=slices)
-        scene = scene.fitted(LARGEST_SIDE)
+        scene = Scene(
+            picture,
+            box=self.box,
+            seen=seen,
+            boxes=explained_boxes,
+            detected=detected,
+            slices=slices,
+        ).fitted(LARGEST_SIDE)
         return scene.overlay(self.attribution, style)
 
     def picture(self, photo: Any = None, remedy: str = "give the photo") -> Image.Image:
@@ -452,7 +458,9 @@ class StoredRun:
         if correct is not None:
             terms.append(f"p.label_class {'=' if correct else '<>'} p.prediction_class")
         where = f" WHERE {' AND '.join(terms)}" if terms else ""
-        return self._rows(f"{where} ORDER BY {ORDERS[order]}, r.id", list(equal_columns.values()))
+        return self.rows_where(
+            f"{where} ORDER BY {ORDERS[order]}, r.id", list(equal_columns.values())
+        )
 
     def photo_columns(self) -> Iterator[dict[str, Any]]:
         """Give the row of each photo in the table ``photos``, by the names of its columns, in the
@@ -537,7 +545,7 @@ class StoredRun:
                 raise self._damaged(f"a row of the {table} has changed since it was written")
             yield cells
 
-    def _rows(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
+    def rows_where(self, clause: str, values: Sequence[str]) -> Iterator[Row]:
         """Rows that match ``clause``, SQL of WHERE and ORDER BY with placeholders for ``values``;
         numbers first, then one row at a time, for the memory. Maps are checked by digest.
         """
@@ -679,4 +687,4 @@ class PhotoReader:
 
     @property
     def _remedy(self) -> str:
-        return either("pass source=", "give --source")
+        return python_or_command("pass source=", "give --source")

@@ -97,7 +97,7 @@ class Source(ABC):
     """Whether a file is one photo, also if there are several slices in it."""
 
     def names_in(self, file: str) -> list[str]:
-        """The names of the photos in a file."""
+        """The paths of the photos in a file: its own, or one for each slice of a scan."""
         return [file] if self.files_are_photos else slice_names(file)
 
     @property
@@ -163,22 +163,30 @@ class Folder(Source):
     @property
     def count(self) -> int:
         """The number of photos in the folder and in those inside it."""
-        return self._survey[0]
+        count, _ = self._survey
+        return count
 
     def entries(self) -> Iterator[Entry]:
         """The photos by path; a folder that cannot be read becomes an entry with a problem. Names
         have "/" between their parts on every system, since runs keep them.
         """
-        labelled = self._survey[1]
+        _, labelled = self._survey
         for name, problem in photos_in(self.folder):
             if problem is not None:
                 yield Entry(path_text(name or self.folder), problem=f"folder {problem}")
                 continue
             label = path_text(name.split(os.sep, 1)[0]) if labelled else None
             file = os.path.join(self.folder, name)
-            for path in self.names_in(file):
-                relative_path = name.replace(os.sep, "/") + path.removeprefix(file)
-                yield Entry(path_text(relative_path), path, path_text(path), stamp_of(path), label)
+            # of a scan "scan.dcm slice 1", "scan.dcm slice 2", ...
+            for photo in self.names_in(file):
+                relative_path = name.replace(os.sep, "/") + photo.removeprefix(file)
+                yield Entry(
+                    path_text(relative_path),
+                    where=photo,
+                    path=path_text(photo),
+                    stamp=stamp_of(photo),
+                    label=label,
+                )
 
     def identity(self) -> dict[str, Any]:
         """The kind of the source and the folder's path."""

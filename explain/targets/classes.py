@@ -65,15 +65,14 @@ class ClassTarget(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         """The score ``(count,)`` of the class that is explained, and its index for each image."""
-        if isinstance(self.index, str):
+        if isinstance(self.index, str):  # "yes" or "no"; without labels all others are refused
             return self.labelled(None).pick(output, count)
         scores = find_logits(output, count)
         classes = scores.shape[1]
         if isinstance(self.index, int):  # indexing by an int spares a copy to the device
             index = class_index(self.index, classes)
             return scores[:, index], torch.full((count,), index, device=scores.device)
-        if len(self.index) != count:
-            check_one_per_image("target", len(self.index), count)
+        check_one_per_image("target", len(self.index), count)
         indices = [class_index(index, classes) for index in self.index]
         chosen = torch.tensor(indices, device=scores.device)
         return scores.gather(1, chosen[:, None])[:, 0], chosen
@@ -127,8 +126,7 @@ class ChosenClasses(Target):
                 f"output must have as many classes for altered images, got {scores.shape[1]} "
                 f"and before {self.width}; explain images of one kind"
             )
-        if len(self.indices) != count:
-            check_one_per_image("target", len(self.indices), count)
+        check_one_per_image("target", len(self.indices), count)
         return scores.gather(1, self.indices[:, None])[:, 0], self.indices
 
     def probability(self, probabilities: torch.Tensor) -> torch.Tensor:

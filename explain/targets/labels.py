@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any, Self
 
-from explain._utils.errors import TargetError, either
+from explain._utils.errors import TargetError, python_or_command
 from explain._utils.spelling import did_you_mean
 
 
@@ -59,7 +59,7 @@ def find_label(label: str, categories: Sequence[str] | None) -> int:
     """Return the index of the class that a typed label means, singular or plural: by the label
     itself, then a synonym, their last words ("cat" in "tabby cat"), then any words in a row."""
     if categories is None:
-        how = either("pass categories=", "give --labels")
+        how = python_or_command("pass categories=", "give --labels")
         raise TargetError(
             f"target {label!r} is a label, but the labels are not known; {how}, or give the class "
             "index"

@@ -155,10 +155,11 @@ class Outputs:
         return "yes" if classes == 1 and not is_known else class_label(categories, index)
 
     def _applied(self, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
-        """The outputs with the activation applied after division by ``temperature``, in single
-        precision or more."""
+        """The outputs as probabilities, in single precision or more: scores are divided by
+        ``temperature`` and activated; probabilities and numbers stay as they are."""
         exact = outputs.dtype in (torch.float32, torch.float64)
         values = outputs if exact else outputs.float()
+        # behind the network's own activation there are no scores for temperature to divide
         if self.logs:
             return values.exp()
         if self.activation == "none":

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from explain._utils.errors import LabelsError, ModelError, TargetError, either, shown
+from explain._utils.errors import LabelsError, ModelError, TargetError, python_or_command, shown
 from explain.targets import detections, per_image
 from explain.targets.base import Labels, Sum, Target
 from explain.targets.classes import PREDICTED, ClassTarget, Predicted, TopClass
@@ -204,7 +204,7 @@ def _no_classes(target: object) -> TargetError:
 
 def read_labels(path: str | os.PathLike[str]) -> list[str]:
     """Return the labels of the classes from a text file, one a line."""
-    name = f"{either('categories', '--labels')} {shown(os.fspath(path))}"
+    name = f"{python_or_command('categories', '--labels')} {shown(os.fspath(path))}"
     try:
         text = Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:

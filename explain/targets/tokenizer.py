@@ -15,10 +15,11 @@ TokenIds = tuple[int, ...]
 
 
 def check_text(text: Any) -> str | TokenIds:
-    """Return a text as it is, or token ids as a tuple of ints."""
+    """Return a text as it is, or token ids as a tuple of ints; raises `TargetError` for others."""
     if isinstance(text, str) and text.strip():
         return text
-    if hasattr(text, "__iter__") and not isinstance(text, str):
+    is_single = getattr(text, "ndim", None) == 0  # a number as a tensor or an array
+    if hasattr(text, "__iter__") and not isinstance(text, str) and not is_single:
         ids: Any = text.tolist() if isinstance(text, torch.Tensor) else list(text)
         if len(ids) == 1 and isinstance(ids[0], (list, tuple)):  # (1, L)
             ids = ids[0]

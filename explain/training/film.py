@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 
-from explain._utils.errors import RunError, either, keywords
+from explain._utils.errors import RunError, keywords, python_or_command
 from explain._utils.html import picture_html
 from explain._utils.spelling import did_you_mean
 from explain.attribution.pictures import Look, Scene
@@ -199,11 +199,18 @@ def film(
             "training first"
         )
     name = _full_name(run, sources.path_text(photo))
-    rows = _rows(run, name, method, target)
-    first = next(iter(rows.values()))
-    remedy = either("pass image=", "make the film in Python, which takes it")
+    rows_by_step = _rows_by_step(run, name, method, target)
+    first = next(iter(rows_by_step.values()))
+    remedy = python_or_command("pass image=", "make the film in Python, which takes it")
     picture = first.picture(image, remedy)
-    return Film(name, first.method, tuple(rows), tuple(rows.values()), picture, style)
+    return Film(
+        name,
+        first.method,
+        steps=tuple(rows_by_step),
+        rows=tuple(rows_by_step.values()),
+        photo=picture,
+        style=style,
+    )
 
 
 def _full_name(run: Run, photo: str) -> str:
@@ -230,7 +237,7 @@ def _full_name(run: Run, photo: str) -> str:
     return matches[0]
 
 
-def _rows(
+def _rows_by_step(
     run: Run, name: str, method: str | None, target: str | int | None
 ) -> dict[int, reading.Row]:
     """One watched photo's stored map at each step with a snapshot, in rising order; ``name`` is its
@@ -238,7 +245,7 @@ def _rows(
     """
     names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
     steps: dict[str, int] = dict(run.query(names, (name,)))
-    rows = list(run._rows(" WHERE p.id IN (SELECT photo FROM steps WHERE name = ?)", (name,)))
+    rows = list(run.rows_where(" WHERE p.id IN (SELECT photo FROM steps WHERE name = ?)", (name,)))
     methods = list(dict.fromkeys(row.method for row in rows))
     if method is None and len(methods) > 1:
         raise RunError(f"method must be one of {', '.join(methods)}, got none; choose one of them")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Scaler: TypeAlias = torch.amp.GradScaler
 
 
-def checked(scaler: Scaler | None) -> Scaler | None:
+def check_scaler(scaler: Scaler | None) -> Scaler | None:
     """Return the gradient scaler of a training with mixed precision, or None where it is switched
     off.
     """
@@ -138,7 +138,7 @@ class GradientClipper(OnParameters):
                 "another"
             )
         self._limit = float(limit)
-        self._scaler = checked(scaler)
+        self._scaler = check_scaler(scaler)
         self._strict = error_if_nonfinite
         self.clipped: dict[str, int] = {}
         self.nonfinite: dict[str, int] = {}
@@ -292,7 +292,7 @@ class GradientFlow(OnParameters):
     def __init__(self, model: nn.Module, *, scaler: Scaler | None = None) -> None:
         self.steps: list[dict[str, Flow]] = []
         self._now: dict[str, Flow] = {}
-        self._scaler = checked(scaler)
+        self._scaler = check_scaler(scaler)
         super().__init__(model, self._note)
 
     def verdicts(

@@ -29,6 +29,14 @@ def test_statistics_of_a_batch_join_its_samples() -> None:
     assert not normalises_over_batch(graph(stored))
 
 
+def test_a_graph_lists_its_nodes_nearest_first() -> None:
+    x = torch.ones(2, requires_grad=True)
+    names = [node.name() for node in graph(x.exp().sin() + x.relu())]
+    assert names[0] == "AddBackward0"
+    assert {*names[1:3]} == {"SinBackward0", "ReluBackward0"}
+    assert {*names[3:]} == {"ExpBackward0", "torch::autograd::AccumulateGrad"}
+
+
 def test_a_node_reaches_the_leaves_that_it_was_computed_from() -> None:
     x = torch.ones(2, requires_grad=True)
     other = torch.ones(1, requires_grad=True)

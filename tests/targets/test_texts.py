@@ -176,7 +176,7 @@ def test_a_text_is_split_into_texts_without_one_of_its_words() -> None:
 
 
 def test_bad_texts_are_refused() -> None:
-    for wrong in ("", " ", (), (1.5,), 3, None, torch.tensor([[1, 4], [2, 3]])):
+    for wrong in ("", " ", (), (1.5,), 3, None, torch.tensor([[1, 4], [2, 3]]), torch.tensor(5)):
         with pytest.raises(explain.TargetError, match="text must"):
             Text(wrong)  # type: ignore[arg-type]
     assert Text(torch.tensor([[1, 4, 2]])) == Text((1, 4, 2))
