@@ -90,6 +90,44 @@ def test_images_that_are_pooled_one_by_one_are_those_of_a_batch(
     assert torch.allclose(*values, rtol=1e-9, atol=1e-12)
 
 
+OF_SIGNALS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "y / z": lambda y, z: y / (2 + z),
+    "1 / z": lambda y, z: 1 / (2 + z),
+    "y * z": lambda y, z: y * z,
+    "y @ z": lambda y, z: y @ z.mT,
+    "largest": lambda y, z: y.amax((2, 3)),
+    "least": lambda y, z: y.amin((2, 3)),
+}
+
+
+@pytest.mark.parametrize("function", OF_SIGNALS.values(), ids=OF_SIGNALS)
+def test_differences_add_up_through_operations_of_two_signals(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        y, z = net.conv(x).tanh().chunk(2, 1)
+        return function(y, z).flatten(1).cumsum(1)[:, -1:]
+
+    model = settled(Made(forward, conv=nn.Conv2d(3, 4, 3))).double()
+    a = explain.attribute(model, random(5, 2, 3, 6, 6), DeepLIFT(random(6, 3, 6, 6)), target=0)
+    assert a.values.any()
+    assert a.delta.abs().max() <= 1e-9 * a.values.abs().sum()
+
+
+def test_two_signals_share_a_quotient_as_they_share_the_product_with_the_inverse() -> None:
+    """By hand: y / z - y0 / z0 is (y - y0) times the mean of 1 / z and 1 / z0, and
+    (1 / z - 1 / z0) times the mean of y and y0."""
+    model = Made(lambda net, x: (x[:, :1] / (2 + x[:, 1:])).flatten(1)).double()
+    x = random(5, 3, 2, 1, 1)
+    reference = random(6, 2, 1, 1)
+    y, z = x.flatten(1).mT
+    y0, z0 = reference.flatten()
+    of_y = (y - y0) * (1 / (2 + z) + 1 / (2 + z0)) / 2
+    of_z = (1 / (2 + z) - 1 / (2 + z0)) * (y + y0) / 2
+    values = explain.attribute(model, x, DeepLIFT(reference), target=0).values
+    assert torch.allclose(values.flatten(1), torch.stack([of_y, of_z], 1), rtol=1e-12)
+
+
 COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "1j * y": lambda y: (1j * y).imag,
     "y * (0.5 + 2j)": lambda y: (y * (0.5 + 2j)).abs(),
