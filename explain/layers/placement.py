@@ -285,12 +285,14 @@ def of_pixels(size: Size) -> Placement:
     return Placement(size, _even_centres(size, size)[None])
 
 
-def draw(maps: Tensor, size: Size, placement: Placement | None = None) -> Tensor:
+def draw(
+    maps: Tensor, size: Size, placement: Placement | None = None, *, smooth: bool = True
+) -> Tensor:
     """Draw maps ``(N, C, h, w)`` on images of ``size``: each cell where it looks, or with no
-    placement, or one of other maps, spread evenly."""
+    placement, or one of other maps, spread evenly; linear in the maps if not ``smooth``."""
     if placement is None or not placement.fits(maps, size):
         return enlarge(maps, size)
-    return placement.on_photo(maps, smooth=True)
+    return placement.on_photo(maps, smooth=smooth)
 
 
 def nearest(cells: Tensor, size: Size, placement: Placement | None = None) -> Tensor:

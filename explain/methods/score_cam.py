@@ -364,10 +364,11 @@ def clustered(
     placement: Placement | None = None,
 ) -> torch.Tensor:
     """Sums ``(K, h, w)`` of one image's feature maps ``(C, h, w)`` whose masks have a cosine above
-    1 - ``distance`` (complete linkage); without constant maps. Drawing is linear, so small maps do.
+    1 - ``distance`` (complete linkage); without constant maps. Masks are drawn linearly, so that
+    products of the small maps give those of the large masks.
     """
     extremes = [
-        draw(batch[:, None], size, placement).flatten(1).aminmax(dim=1)
+        draw(batch[:, None], size, placement, smooth=False).flatten(1).aminmax(dim=1)
         for batch in torch.split(maps, TOGETHER)
     ]
     least = torch.cat([low for low, _ in extremes]).double()
@@ -388,7 +389,7 @@ def clustered(
         products = drawn_twice.flatten(1) @ flat.T
     else:
         alone = torch.eye(height * width).to(maps).reshape(-1, 1, height, width)
-        cells = draw(alone, size, placement).flatten(1)
+        cells = draw(alone, size, placement, smooth=False).flatten(1)
         of_cells = cells.sum(1)
         products = flat @ (cells @ cells.T) @ flat.T
     sums = (flat @ of_cells)[:, None]

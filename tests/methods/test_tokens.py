@@ -16,8 +16,9 @@ from torch.testing import assert_close
 
 import explain
 from explain import ExplainError, ModelError
+from explain.layers.placement import Placement
 from explain.methods import TIS, ViTCX
-from explain.methods.score_cam import means
+from explain.methods.score_cam import clustered, means
 from explain.methods.wrappers import noise
 from tests.conftest import TinyNet, settled
 from tests.methods.plain import unit
@@ -110,6 +111,21 @@ def test_vitcx_weighs_clusters_of_maps_by_what_the_model_says_of_what_is_seen(
         assert found[i].samples == 2 * clusters
     if distance == 0.12:
         assert 1 < found.samples / 2 < 12
+
+
+@pytest.mark.parametrize("distance", [0.02, 0.3, 4.0])
+def test_maps_are_clustered_by_their_masks_wherever_their_cells_lie(distance: float) -> None:
+    rows = torch.tensor([2.0, 5.0, 11.0])
+    columns = torch.tensor([3.0, 4.0, 9.0, 18.0])
+    centres = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)[None]
+    placement = Placement((16, 20), centres)
+    maps = torch.rand(9, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = placement.on_photo(maps[None])[0]
+    masks = torch.stack([unit(mask, shift=True) for mask in drawn]).flatten(1)
+    members = plain_linkage(1 - F.cosine_similarity(masks[:, None], masks, dim=2), distance)
+    spans = drawn.flatten(1).amax(1) - drawn.flatten(1).amin(1)
+    expected = torch.stack([sum(maps[i] / spans[i] for i in some) for some in members])
+    assert_close(clustered(maps, (16, 20), distance, placement), expected)
 
 
 def plain_tis(model: Any, x: Tensor, target: int, samples: int, share: float) -> Tensor:
