@@ -73,6 +73,17 @@ def test_scores_that_are_no_class_are_read_as_they_are(
         explain.evaluate(model, photos, attribution, "deletion")
 
 
+def test_given_maps_are_evaluated_by_what_the_model_says_now(
+    model: nn.Module, photos: torch.Tensor
+) -> None:
+    now = explain.attribute(model, photos, "saliency", target=1)
+    older = replace(now, score=now.score + 100)
+    for metric in ("averagedrop", "completeness", "deletion"):
+        tables = [explain.evaluate(model, photos, {"map": a}, metric) for a in (now, older)]
+        values = [table["map"][metric] for table in tables]
+        torch.testing.assert_close(*values, equal_nan=True)
+
+
 def test_distinct_perturbed_photos_are_run_once(model: nn.Module, photos: torch.Tensor) -> None:
     """The ends of deletion and insertion are the photo and the covered photo; flipping in both
     orders meets there."""
