@@ -136,7 +136,7 @@ FIGURES = {
         "is given (7, 0, 27, 0)",
         "two equal tokens ((0.5, 0.5), (0.5, 0.5))",
     ],
-    "graph": ["AddmmBackward0, TBackward0, AccumulateGrad, ReluBackward0"],
+    "graph": ["AddmmBackward0, AccumulateGrad, ReluBackward0, TBackward0, AddmmBackward0"],
     "node": ["10 times that (10, 10)", "added 1 (22, 2)"],
     "guided": [
         "gradient of y (-2, 2)",
