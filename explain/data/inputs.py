@@ -446,8 +446,6 @@ def check_dimensions(model: nn.Module, x: torch.Tensor, name: str) -> None:
             remedy = "add the batch dimension with x[None]"
         elif x.shape[-1] == first.in_channels:
             remedy = "put the channels first with x.permute(2, 0, 1)[None]"
-    elif x.ndim == 2 and first is None:
-        remedy = "for signals of one channel, give x[:, None] to a module that takes x[:, 0] of it"
     raise ImageError(f"{name} must have the shape (N, C, H, W), got {tuple(x.shape)}; {remedy}")
 
 
