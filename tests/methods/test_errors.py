@@ -170,3 +170,30 @@ def test_nineteen_of_twenty_intervals_of_kernelshap_hold_the_exact_value(samples
     found = covered(games, exact, lambda seed: KernelSHAP(samples, SIDE, seed=seed))
     share = sum(share for share, _ in found) / len(found)
     assert 0.93 < share < 0.97
+
+
+def test_the_errors_of_lime_are_those_of_fits_that_leave_out_each_run() -> None:
+    """Robust errors (HC3) take, for each run, what a fit without this run misses of it."""
+    generator = torch.Generator().manual_seed(0)
+    seen = (torch.rand(30, 4, generator=generator) < 0.5).double()
+    scores = torch.rand(30, generator=generator, dtype=torch.float64)
+    found = LIME(30, SIDE, ridge=0, width=0.8).solve(seen, scores, 1.3, 0.0)
+    a = torch.cat([torch.ones(31, 1), torch.cat([torch.ones(1, 4), seen])], 1).double()
+    y = torch.cat([torch.tensor([1.3]).double(), scores])
+    w = torch.exp(-(((1 - a[:, 1:].mean(1).sqrt()) / 0.8) ** 2))
+
+    def fitted(runs: torch.Tensor) -> torch.Tensor:
+        weighted = a[runs] * w[runs, None]
+        return torch.linalg.solve(weighted.T @ a[runs], weighted.T @ y[runs])
+
+    everything = torch.arange(31)
+    missed = [y[i] - a[i] @ fitted(everything[everything != i]) for i in range(31)]
+    inverse = torch.linalg.inv(a.T @ (w[:, None] * a))
+    influences = a * (w * torch.stack(missed))[:, None]
+    variance = (inverse @ influences.T @ influences @ inverse).diagonal()[1:]
+    torch.testing.assert_close(found.values, fitted(everything)[1:])
+    assert found.error is not None
+    error = variance.clamp(min=variance.mean()).sqrt()
+    torch.testing.assert_close(found.error / found.error[0], error / error[0])
+    widened = found.error / error  # by the few degrees of freedom
+    assert 1 < widened[0] < 1.1

@@ -18,6 +18,7 @@ from explain.baselines import Blur, Mean
 from explain.engine import Evidence, Need
 from explain.methods import IntegratedGradients, Method
 from explain.metrics import MPRT, Check, Covering
+from explain.metrics.base import get_metric
 from explain.metrics.maps import spearman
 from explain.models import CenterCrop
 from explain.render.captions import Mark
@@ -64,6 +65,24 @@ class Mixed(IntegratedGradients):
         parts = [each - each.mean() for each in (right, brightness)]
         parts = [each / each.std() for each in parts]
         return parts[0] * (1 - self.share) + parts[1] * self.share
+
+
+@dataclass(frozen=True)
+class Unsteady(PhotoMap):
+    """The brightness of the photo, with a share that is another for every photo."""
+
+    name: ClassVar[str] = "unsteady"
+    share: float = 0.0
+
+    def __call__(self, evidence: Evidence) -> torch.Tensor:
+        brightness = super().__call__(evidence)
+        steady = (brightness - brightness.mean()) / brightness.std()
+        maps = []
+        for image in evidence.inputs:
+            seed = int(image.double().sum().abs() * 1e6)
+            generator = torch.Generator().manual_seed(seed)
+            maps.append(torch.randn(image.shape[1:], generator=generator))
+        return steady * (1 - self.share) + torch.stack(maps) * self.share
 
 
 RIGHT = IntegratedGradients(steps=2, baseline="mean")  # type: ignore[arg-type]
@@ -174,6 +193,13 @@ def test_half_of_the_layers_is_that_of_two_steps_and_copies_have_seeds(x: torch.
 # One photo
 
 
+def test_what_is_covered_is_chosen_by_name() -> None:
+    assert get_metric("covering") == Covering()
+    assert get_metric("uncovering") == Covering(uncover=True)
+    assert get_metric("covering-edges") == Covering("edges")
+    assert get_metric("covering-middle") == Covering("middle")
+
+
 def test_a_right_map_and_one_that_asks_no_model(x: torch.Tensor) -> None:
     explainer = explain.Explainer(linear().float(), list("abcd"), CenterCrop(SIDE))
     check = explainer(CAT, [RIGHT, PhotoMap()]).check()
@@ -220,6 +246,18 @@ def test_marks_are_set_by_the_thresholds_that_the_docs_give() -> None:
             given.setdefault(name, set()).add(result.mark)
     assert given["model"] == given["class"] == {"✓", "?", "✗"}
     assert len(given["covering"]) > 1
+
+
+def test_stability_is_marked_by_the_change_of_a_map_with_its_values_elsewhere() -> None:
+    explainer = explain.Explainer(linear().float(), list("abcd"), CenterCrop(SIDE))
+    marks = {}
+    for share in (0.0, 0.2, 0.35, 0.45, 0.6, 0.8, 1.0):
+        stability = explainer(CAT, Unsteady(share)).check()["unsteady"].stability
+        of_reference = stability.value / stability.reference
+        expected = "✓" if of_reference < 0.5 else "?" if of_reference < 1 else "✗"
+        assert stability.mark == expected, (share, of_reference)
+        marks[stability.mark] = of_reference
+    assert marks.keys() >= {"✓", "?"}
 
 
 def test_a_check_is_in_the_explanation_its_records_pictures_and_copies(

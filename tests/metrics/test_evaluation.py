@@ -284,6 +284,7 @@ def test_the_plan_of_an_evaluation_is_what_it_runs(
     assert plan.perturbed == 3 * (4 + 2 * (1 + 3))
     assert plan.maps == 3 * 2  # forward and back
     assert plan.again == 3 * 2 * 2
+    assert plan.seconds > 0
     given = plan_evaluation(counting, photos, {"map": maps.values}, metrics[:2], target=1)
     assert (given.maps, given.perturbed, given.again) == (0, plan.perturbed, 0)
     counting.rows.clear()
