@@ -511,8 +511,8 @@ class _Evaluation:
         perturbed = float(photos * len(self.sources) * samples)
         made_again = len(variants) * sum(costs.values())
         maps = sum(cost for name, cost in costs.items() if name not in self.given_maps)
-        passes = maps + perturbed + made_again
-        return EvaluationPlan(maps, perturbed, made_again, passes * seconds)
+        counted = EvaluationPlan(maps, perturbed, made_again, 0)
+        return replace(counted, seconds=counted.passes * seconds)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
         """The score ``(N,)`` that is explained, from an attribution or a forward pass; also fixes
