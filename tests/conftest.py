@@ -58,7 +58,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-CASES = 6
+CASES = 5
 """As many cases of one test are run without ``-m``; `.ci/run` runs the others too."""
 
 

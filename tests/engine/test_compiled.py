@@ -123,6 +123,7 @@ def test_with_scripted_parts_methods_are_exact(build: Callable[[], nn.Module]) -
         assert_exact(net, [*OTHERS, *LOOKING, "guidedgradcam", "lrp", "deeplift"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("close", [torch.jit.script, lambda net: torch.jit.trace(net, X)])
 def test_a_closed_network_is_explained_by_what_reads_its_operations(
     close: Callable[[nn.Module], nn.Module],
@@ -242,6 +243,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_an_explanation_inside_a_transform_is_refused_in_one_line(

@@ -33,6 +33,7 @@ def model(manipulation: Any) -> Any:
     return manipulation.trained(80, 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "steps", "gain"), [("nothing", 60, 0.2), ("corner", 80, 0.2), ("frame", 40, 0.2)]
 )

@@ -258,6 +258,7 @@ def test_a_model_that_runs_its_images_one_by_one_is_told_so() -> None:
 # --- precision
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("builder", "dtype"),
     [

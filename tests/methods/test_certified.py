@@ -147,6 +147,7 @@ def network() -> nn.Module:
     ).double()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "inner", ["gradcam", "saliency", "lrp", "occlusion(window=6)", "kernelshap(samples=30)"]
 )

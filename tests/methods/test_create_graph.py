@@ -144,7 +144,8 @@ def values_of(model: nn.Module, x: Tensor, *, graph: bool) -> dict[str, Tensor]:
     return values
 
 
-@pytest.mark.parametrize("network", [of_batches, pytest.param(of_places, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("network", [of_batches, of_places])
 @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
 def test_every_method_has_the_derivative_of_central_differences_in_input_and_weights(
     network: Callable[[], nn.Module],

@@ -47,6 +47,7 @@ NETWORKS: dict[str, tuple[nn.Module, list[Method]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::explain.ExplainWarning")
 @pytest.mark.parametrize("network", NETWORKS)
 def test_an_image_is_explained_as_alone_in_any_order_and_batch_and_nothing_is_left(

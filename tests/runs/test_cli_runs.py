@@ -54,6 +54,7 @@ def test_a_run_is_made_continued_and_exported(typed: Typed) -> None:
     assert typed(*export, "--force")[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_with_one_line_and_leaves_only_its_file(
     number: signal.Signals, code: int, typed: Typed, monkeypatch: pytest.MonkeyPatch
