@@ -5,7 +5,8 @@ then the backward passes for each target: `torch.autograd.grad` of the score, in
 and the input; or, where something takes the place of gradients, a walk back over the recording of
 the pass (`explain.engine.recorded_pass`):
 
-* `explain.relevance.gradient_rules.walk_by_rule` for rules such as `GuidedRule`;
+* `explain.relevance.gradient_rules.walk_by_rule` for rules such as `GuidedRule`; where autograd's
+  Nodes say what rectifies, hooks on these (`explain.engine.rectifying_nodes`) without a recording;
 * `explain.relevance.composites.propagate` for LRP, whose formulas are in `linear_rules` and
   `nonlinear_rules`;
 * `explain.relevance.deeplift.multipliers` for DeepLIFT.
@@ -49,6 +50,7 @@ from explain.engine.output_kinds import reading
 from explain.engine.plan import Plan
 from explain.engine.prefix import LayerPrefix, prefix_of
 from explain.engine.recorded_pass import RecordedPass
+from explain.engine.rectifying_nodes import hook_rectifiers, rectifying_nodes
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
 from explain.engine.settings import (
@@ -80,6 +82,7 @@ from explain.targets import Target, detector_outputs
 
 _FOLLOWS = "gradients in the inputs are all that the scores do"
 _IS_DOUBTED = "gradients may not be the derivative of the score"
+_HIDES_RECTIFIERS = "Nodes do not say what rectifies"
 Wanted: TypeAlias = Mapping[NeedAtLayer, Sequence[Source]]
 """Needs that one backward pass answers, and what it differentiates with respect to for each."""
 
@@ -106,16 +109,25 @@ def gather(
         _must_keep_weights(model, plan, len(targets), create_graph=settings.create_graph)
     statistics = own_statistics(model) if settings.create_graph else nullcontext()
 
+    follow = check_modules is not None
+    records = plan.walks_back
+    if plan.hooks_nodes and not settings.create_graph:
+        # hooks of the caller see one pass, forwards alone
+        records = _HIDES_RECTIFIERS in findings_of(model) or has_hooks(model)
+
     def run(cut: bool) -> _Passes:
         """Run the passes, with ``cut`` at first; another attempt begins as the first one did."""
         if not cut:
             start_over()
-        follow = check_modules is not None
-        return _Passes(model, inputs, plan, settings, cut, follow=follow)
+        return _Passes(model, inputs, plan, settings, cut, follow=follow, records=records)
 
     with reading(model, inputs, settings.activation):
         with untouched(model, create_graph=settings.create_graph, alone=True), statistics:
             passes = cut_where_allowed(run)
+            if plan.walks_back and not records and passes.rectifiers is None:
+                findings_of(model)[_HIDES_RECTIFIERS] = True
+                records = True
+                passes = run(False)
             if passes.cut and passes.forward.layers.missing:
                 note(
                     "the pass is recorded from the input on: what a layer gives reaches the score "
@@ -208,7 +220,8 @@ def _evidence(
 
 class _Passes:
     """One forward pass of the network, and the backward passes over it for each target, as a plan
-    says. ``ran`` names the modules that ran, if ``follow``."""
+    says. ``ran`` names the modules that ran, if ``follow``; what walks back needs a pass that
+    ``records``, but for rules at ``rectifiers``, Nodes, if these are known."""
 
     def __init__(
         self,
@@ -219,6 +232,7 @@ class _Passes:
         cut: bool,
         *,
         follow: bool,
+        records: bool,
     ) -> None:
         """Run the forward pass under the plan's hooks and recorders, which are gone when this
         returns; ``forward`` keeps the output, the records and the graph."""
@@ -252,8 +266,8 @@ class _Passes:
             layers = self._watch(group, model, inputs)
             seen = collectors.watch(plan.kinds, group, model, blocks)
             whole = None
-            if plan.whole and (plan.walks_back or plan.reads_attention):
-                noted = self._recorded_layers(model) if plan.walks_back else ()
+            if plan.whole and (records or plan.reads_attention):
+                noted = self._recorded_layers(model) if records else ()
                 whole = RecordedPass.begin(stack, group, model, inputs, explained, noted)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix: LayerPrefix | None = None
@@ -278,7 +292,7 @@ class _Passes:
         if whole is not None:
             whole.finish(output, attention=plan.reads_attention)
             attention = whole.attention
-        if whole is not None and plan.walks_back:
+        if whole is not None and records:
             if settings.create_graph:
                 whole.keep_graph(explained)
             with torch.enable_grad():
@@ -286,6 +300,10 @@ class _Passes:
         elif whole is not None:
             whole.close()
             whole = None
+        self.rectifiers: list[Node] | None = None
+        if plan.hooks_nodes and not records and not self._hooked:
+            outputs = [tensor for _, tensor in nested.paths(output)]
+            self.rectifiers = rectifying_nodes(outputs, explained.values())
         self.forward = Forward(
             model=model,
             inputs=inputs,
@@ -398,6 +416,13 @@ class _Passes:
                 need.kind.walks_back for need in sources_by_need
             )
             asked: Mapping[NeedAtLayer, Sequence[Any]] = sources_by_need
+            if backward.rule is not None and self.rectifiers is not None:
+                walks = False
+                leading = set(nodes)
+                rectifiers = [node for node in self.rectifiers if node in leading]
+                group = stack.enter_context(HookGroup())
+                coverage = hook_rectifiers(backward.rule, rectifiers, group)
+                resolved.coverage[backward.rule] = coverage
             if walks:
                 asked, gradients = self._walk(backward, sources_by_need, resolved, total)
             elif flat and total.requires_grad:

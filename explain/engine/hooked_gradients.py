@@ -127,10 +127,10 @@ def _rectifiers(
     assert whole is not None
     steps = whole.recording.steps
     leading = paths_to(whole.gradients_of(resolved.total, create_graph=False))
-    for operation in operations_of(steps, whole.signals, leading):
+    for step, operation in operations_of(steps, whole.signals, leading):
         if not rule.covers(operation):
             continue
-        name = operation.step.module
+        name = step.module
         if any(submodule(forward.model, name).children()):
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"

@@ -231,6 +231,15 @@ class Plan:
         )
 
     @cached_property
+    def hooks_nodes(self) -> bool:
+        """Whether rules at rectifiers alone walk back, which hooks on Nodes may follow without a
+        recording."""
+        has_rules = any(backward.rule is not None for backward in self.backwards)
+        if not has_rules or any(backward.propagates for backward in self.backwards):
+            return False
+        return not any(need.kind.walks_back or need.kind.hooked for need in self.answered_at_once)
+
+    @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers whose outputs gradients are taken in; the forward pass records a graph from
         the first of them on. The order of gradients in a pass is that of needs, not of these."""

@@ -148,7 +148,7 @@ def _in_type(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 def _laid_out(gradient: Tensor, result: Tensor, step: Step) -> Tensor:
     """A gradient as PyTorch's derivative of a step takes it: for batch normalisations laid out as
     the result, which PyTorch (2.13, 2.14) is wrong about otherwise where there is one sample."""
-    if "batch_norm" not in step.name:
+    if "batch_norm" not in step.name or gradient.stride() == result.stride():
         return gradient
     return torch.empty_like(result).copy_(gradient)
 
@@ -227,8 +227,48 @@ def _of_addmm(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfIn
     return [of_added, of_first, of_second]
 
 
+def _of_layer_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
+    """None, for the general derivative, as in `_of_batch_norm`; or if the statistics are not
+    kept."""
+    if None in step.results or not through.isdisjoint(step.inputs[1:]):
+        return None
+    x, sizes, weight, bias, _ = step.args
+    affine = [part and part.tensor for part in (weight, bias)]
+    mean = _result(step, 1)
+    rstd = _result(step, 2)
+    of_x, _, _ = aten.native_layer_norm_backward(
+        gradient, x.tensor, sizes, mean, rstd, *affine, (True, False, False)
+    )
+    return [of_x, *[None] * len(step.inputs[1:])]
+
+
 def _of_relu(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     return [aten.threshold_backward(gradient, _result(step, 0), 0)]
+
+
+def _of_sigmoid(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
+    return [aten.sigmoid_backward(gradient, _result(step, 0))]
+
+
+def _by_operator(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
+    """By the operator that PyTorch has for the derivative, which takes the gradient before the
+    operation's own arguments."""
+    backward = getattr(aten, f"{step.name}_backward")
+    x, *options = step.args
+    return [backward(gradient, x.tensor, *options, **step.kwargs)]
+
+
+def _of_select(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
+    x, *place = step.args
+    return [aten.select_backward(gradient, x.shape, *place)]
+
+
+def _of_cat(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
+    """None, for the general derivative, where an empty tensor of one dimension counts as none."""
+    dim = step.options["dim"]
+    if any(len(part.shape) != gradient.ndim for part in step.inputs):
+        return None
+    return gradient.split_with_sizes([part.shape[dim] for part in step.inputs], dim)
 
 
 def _of_sum(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
@@ -301,7 +341,14 @@ _FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs | Non
     "mm": _of_product,
     "bmm": _of_product,
     "addmm": _of_addmm,
+    "native_layer_norm": _of_layer_norm,
     "relu": _of_relu,
+    "sigmoid": _of_sigmoid,
+    "gelu": _by_operator,
+    "hardsigmoid": _by_operator,
+    "hardswish": _by_operator,
+    "mish": _by_operator,
+    "silu": _by_operator,
     "add": _of_sum,
     "mul": _of_elementwise_product,
     "view": _of_reshape,
@@ -313,6 +360,9 @@ _FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs | Non
     "alias": _of_expand,
     "transpose": _of_transpose,
     "permute": _of_permute,
+    "select": _of_select,
+    "cat": _of_cat,
     "max_pool2d_with_indices": _of_max_pool,
     "_softmax": _of_softmax,
+    "_safe_softmax": _of_softmax,
 }

@@ -130,9 +130,9 @@ def walk_by_rule(
     covered = Counter[str]()
     missed = Counter[str]()
     rules: dict[Step, Rule] = {}
-    for operation in operations_of(steps, signals, paths_to(gradients)):
+    for step, operation in operations_of(steps, signals, paths_to(gradients)):
         if rule.covers(operation):
-            rules[operation.step] = _walk_rule(rule, operation, signals)
+            rules[step] = _walk_rule(rule, step, operation, signals)
             covered[operation.kind] += 1
         else:
             missed[operation.kind] += 1
@@ -140,9 +140,10 @@ def walk_by_rule(
     return of_wanted, Coverage(dict(covered), dict(missed))
 
 
-def _walk_rule(rule: GradientRule, operation: Operation, signals: AbstractSet[Value]) -> Rule:
-    """A rule for gradients at one operation, as `walk_back` takes it."""
-    step = operation.step
+def _walk_rule(
+    rule: GradientRule, step: Step, operation: Operation, signals: AbstractSet[Value]
+) -> Rule:
+    """A rule for gradients at one step, as `walk_back` takes it."""
 
     def back(arrived: Gradients) -> Iterable[tuple[Value, Tensor | None]]:
         """The gradients that leave the operation."""

@@ -24,10 +24,11 @@ _STEPS = 16
 class Operation:
     """One operation that a rule for gradients covers, or cannot look into."""
 
-    step: Step
+    name: str
+    """That of a step."""
     rectifies: bool = False
     inputs: tuple[int, ...] = (0,)
-    """Which of the step's inputs are what is rectified."""
+    """Which of its inputs are what is rectified."""
     negated: bool = False
     """Whether it keeps the negative part: -relu(-x)."""
     by_parts: bool = False
@@ -36,7 +37,7 @@ class Operation:
     @property
     def kind(self) -> str:
         """The operation's name: ``"relu"``, ``"where"``."""
-        return self.step.name.lstrip("_").removesuffix("_kernel")
+        return self.name.lstrip("_").removesuffix("_kernel")
 
 
 class _Selection(NamedTuple):
@@ -52,24 +53,24 @@ class _Selection(NamedTuple):
 
 def operations_of(
     steps: Sequence[Step], signals: AbstractSet[Value], leading: AbstractSet[Value]
-) -> Iterator[Operation]:
+) -> Iterator[tuple[Step, Operation]]:
     """Yield the rectifiers between the inputs and a score, and what cannot be looked into: own
-    derivatives, unknown operators, derivatives that the model takes itself."""
+    derivatives, unknown operators, derivatives that the model takes itself; each with its step."""
     for step in steps:
         if leading.isdisjoint(step.results) or signals.isdisjoint(step.inputs):
             continue
         if step.is_opaque or step.name.endswith("_backward"):
-            yield Operation(step)
+            yield step, Operation(step.name)
         else:
             rectifier = _rectifier(step, signals)
             if rectifier is not None:
-                yield rectifier
+                yield step, rectifier
 
 
 def _rectifier(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a step is; None if it is none."""
     if step.operation.has("rectifies"):
-        return Operation(step, True)
+        return Operation(step.name, True)
     if step.name in _READERS:
         return _READERS[step.name](step, signals)
     for selection in _selections(step):
@@ -78,12 +79,12 @@ def _rectifier(step: Step, signals: AbstractSet[Value]) -> Operation | None:
             continue
         if _is_zero(selection.elsewhere, signals):
             negated = side != selection.side
-            return Operation(step, True, selection.inputs, negated=negated)
+            return Operation(step.name, True, selection.inputs, negated=negated)
         is_leaky = side == selection.side and _comes_from(
             selection.elsewhere, selection.kept, signals
         )
         if is_leaky:
-            return Operation(step, True, selection.inputs)
+            return Operation(step.name, True, selection.inputs)
     return None
 
 
@@ -93,7 +94,7 @@ def _bounded(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     if step.name in ("maximum", "minimum"):
         for position, other in ((0, bounds[0]), (1, x)):
             if step.inputs[position] in signals and _is_zero(other, signals):
-                return Operation(step, True, (position,), negated=step.name == "minimum")
+                return Operation(step.name, True, (position,), negated=step.name == "minimum")
         return None
     least = step.kwargs.get("min", bounds[0] if bounds else None)
     most = step.kwargs.get("max", bounds[1] if len(bounds) > 1 else None)
@@ -101,8 +102,8 @@ def _bounded(step: Step, signals: AbstractSet[Value]) -> Operation | None:
         most = least
         least = None
     if least is not None:
-        return Operation(step, True) if _is_zero(least, signals) else None
-    return Operation(step, True, negated=True) if _is_zero(most, signals) else None
+        return Operation(step.name, True) if _is_zero(least, signals) else None
+    return Operation(step.name, True, negated=True) if _is_zero(most, signals) else None
 
 
 def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation | None:
@@ -116,11 +117,13 @@ def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation
         other = terms[1 - position]
         if not _comes_from(other, x, signals):
             continue
-        negative_part = x.tensor.clamp(max=0)
         added = -other.tensor if step.name == "sub" else other.tensor
+        if bool((added < 0).any()):
+            continue
+        negative_part = x.tensor.clamp(max=0)
         rectifies = torch.equal(added, -negative_part) or torch.equal(added, x.tensor.abs())
         if rectifies and bool(negative_part.any()):
-            return Operation(step, True, (position, 1 - position), by_parts=True)
+            return Operation(step.name, True, (position, 1 - position), by_parts=True)
     return None
 
 

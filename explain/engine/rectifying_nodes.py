@@ -1,0 +1,94 @@
+"""Rules for gradients as hooks on autograd's Nodes, for passes that are not recorded.
+
+A Node has the name of the operator that it differentiates. Where all Nodes between the input and
+the score are of operators of the table that are rectifiers, or have nothing to do with them, their
+names say all; whether a product, a clamp or a difference rectifies is asked of a recording.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from explain.hooks import HookGroup
+from explain.hooks.graph import Reach, graph
+from explain.recording.operations import TABLE, KnownOperation
+from explain.relevance.gradient_rules import Coverage, GradientRule, GradientTuple
+from explain.relevance.rectifiers import Operation
+
+_NEVER = {
+    "convolution",
+    "matrixproduct",
+    "batchnorm",
+    "deviation",
+    "average",
+    "maximum",
+    "softmax",
+}
+"""Kinds of operations that are no part of a rectifier, in whatever words."""
+_OPERATIONS = {name.replace("_", ""): operation for name, operation in TABLE.items()}
+
+
+def rectifying_nodes(outputs: Iterable[Tensor], sources: Iterable[Tensor]) -> list[Node] | None:
+    """The Nodes of rectifiers through which a gradient comes from ``outputs`` to ``sources``, in
+    the order of the pass; None if others may rectify too."""
+    reach = Reach(sources)
+    rectifiers = []
+    for node in dict.fromkeys(chain.from_iterable(map(graph, outputs))):
+        if not reach.of(node):
+            continue
+        operation = _operation(node)
+        if operation is not None and operation.has("rectifies"):
+            rectifiers.append(node)
+        elif not _never_rectifies(node, operation):
+            return None
+    return sorted(rectifiers, key=lambda node: node._sequence_nr())
+
+
+def hook_rectifiers(rule: GradientRule, rectifiers: Sequence[Node], group: HookGroup) -> Coverage:
+    """Let a rule replace the gradients of Nodes by hooks of ``group``; returns which it covers and
+    misses."""
+    covered = Counter[str]()
+    missed = Counter[str]()
+    for node in rectifiers:
+        operation = _operation(node)
+        assert operation is not None
+        rectifier = Operation(operation.name, rectifies=True)
+        if not rule.covers(rectifier):
+            missed[rectifier.kind] += 1
+            continue
+        covered[rectifier.kind] += 1
+        group.node(node, partial(_replaced, rule, rectifier))
+    return Coverage(dict(covered), dict(missed))
+
+
+def _replaced(
+    rule: GradientRule,
+    rectifier: Operation,
+    grad_inputs: GradientTuple,
+    grad_outputs: GradientTuple,
+) -> GradientTuple:
+    """The hook of a rectifier's Node: the ``grad_inputs`` that a rule makes of autograd's."""
+    return rule.backward(rectifier, grad_inputs, grad_outputs)
+
+
+def _operation(node: Node) -> KnownOperation | None:
+    """The operation that a Node differentiates, if the table lists it: ``NativeBatchNormBackward0``
+    is that of ``native_batch_norm``."""
+    name = re.sub(r"Backward\d*$", "", node.name())
+    return _OPERATIONS.get(name.lower())
+
+
+def _never_rectifies(node: Node, operation: KnownOperation | None) -> bool:
+    """Whether what a Node differentiates is no part of a rectifier, in whatever words."""
+    if operation is None:
+        return hasattr(node, "variable")  # a leaf
+    if operation.name in ("add", "mul"):  # of two signals; x * (x > 0) has one
+        return all(parent is not None for parent, _ in node.next_functions)
+    if operation.kind is None:
+        return not operation.traits.isdisjoint({"moves", "permutes", "resizes"})
+    return operation.kind in _NEVER or operation.has("gates") or operation.name == "cat"
