@@ -6,9 +6,10 @@
 The first call runs all tests and records which test function runs which line (some ten minutes; it
 takes `coverage`). In the second, each of ``--count`` changes is drawn at random from the rooms
 ``--rooms``: a comparison, an operator, a number, a truth value or a condition becomes another, or a
-call is left out. The tests that run the changed line are run until one of them fails. The script
-prints the changes that no test noticed, and the share that some test noticed. Messages of errors
-and docstrings are not changed.
+call is left out. The tests that run the changed line are run until one of them fails: of a line
+that runs at import, such as a default, those that run any line of the file, and the test of all
+defaults. The script prints the changes that no test noticed, and the share that some test noticed.
+Messages of errors, docstrings and ``strict=`` of `zip` are not changed.
 
 A change is made in memory, in a process of its own: no file is written.
 """
@@ -35,6 +36,7 @@ from pathlib import Path
 from types import CodeType
 
 ROOT = Path(__file__).resolve().parent.parent
+OF_DEFAULTS = "tests/test_defaults.py"
 FIRST_TESTS = (6, 40)
 """How many tests are collected and run first: most changes are noticed by few."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -62,16 +64,19 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change: the node of the tree by its number in the order of `ast.walk`, and its line."""
+    """One change: the node of the tree by its number in the order of `ast.walk`, its lines, and
+    whether these run when the module is imported."""
 
     path: Path
     node: int
     line: int
     last_line: int
+    at_import: bool
 
 
 def skipped_nodes(tree: ast.AST) -> set[int]:
-    """Return the nodes, by `id`, whose change says nothing: messages, annotations, overloads."""
+    """Return the nodes, by `id`, whose change says nothing: messages, annotations, overloads,
+    and whether `zip` is strict."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
@@ -79,6 +84,8 @@ def skipped_nodes(tree: ast.AST) -> set[int]:
             parts = [node]
         elif isinstance(node, ast.AnnAssign | ast.arg):
             parts = [node.annotation]
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            parts = [node.value]
         elif isinstance(node, ast.FunctionDef):
             parts = [node.returns, *node.decorator_list]
         elif isinstance(node, ast.JoinedStr) or (
@@ -140,10 +147,18 @@ class Replace(ast.NodeTransformer):
 def mutations_of(path: Path) -> Iterator[Mutation]:
     tree = ast.parse(path.read_text("utf-8"))
     skipped = skipped_nodes(tree)
+    in_functions = {
+        id(inner)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for statement in function.body
+        for inner in ast.walk(statement)
+    }
     for number, node in enumerate(ast.walk(tree)):
         if can_change(node) and id(node) not in skipped:
             last_line = node.test.end_lineno if isinstance(node, ast.If) else node.end_lineno
-            yield Mutation(path, number, node.lineno, last_line or node.lineno)
+            at_import = id(node) not in in_functions
+            yield Mutation(path, number, node.lineno, last_line or node.lineno, at_import)
 
 
 def code_of(mutation: Mutation) -> tuple[CodeType, str]:
@@ -179,7 +194,9 @@ class Contexts:
         )
         lines = (mutation.line, mutation.last_line)
         rows = list(self.connection.execute(query, (file_id, *lines, *lines)))
-        if not any(self.names[row[0]] for row in rows):  # run when the module was imported
+        first = []
+        if mutation.at_import:  # the first test that imports the module is one of many
+            first = [OF_DEFAULTS]
             query = "SELECT DISTINCT context_id FROM arc WHERE file_id = ?"
             rows = list(self.connection.execute(query, (file_id,)))
         room = mutation.path.relative_to(ROOT / "explain").parts[0]
@@ -188,7 +205,7 @@ class Contexts:
             context_ids,
             key=lambda i: (not self.names[i].startswith(f"tests.{room}."), self.sizes.get(i, 0)),
         )
-        nodes = [test_node(self.names[i]) for i in ordered]
+        nodes = [*first, *(test_node(self.names[i]) for i in ordered)]
         return list(dict.fromkeys(node for node in nodes if node is not None))
 
 
