@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import explain
 from explain.engine import Evidence
 from explain.methods import Certified, GradCAM, Method
+from explain.methods.base import Outcome
 from explain.methods.certified import Votes, chances, decided
 from tests.conftest import ROOT
 
@@ -121,6 +122,27 @@ def test_answers_hold_within_the_radius_and_no_further() -> None:
         side = int(math.copysign(1, gap)) * is_certain
         assert a.certified.tolist() == [[[1, -1], [-side, side]]]
         assert a.values.dtype == torch.float64
+
+
+@dataclass(frozen=True)
+class Raised(Pixels):
+    """The same values around another neutral one, for each image its own."""
+
+    def __call__(self, evidence: Evidence) -> Tensor:
+        return super().__call__(evidence) + 5
+
+    def outcome(self, evidence: Evidence) -> Outcome:
+        return Outcome(neutral=evidence.inputs.new_full((len(evidence.inputs),), 5))
+
+
+def test_what_makes_no_difference_is_in_no_top_share() -> None:
+    x = torch.randn(1, 1, 6, 6, dtype=torch.float64)
+    plain, raised = (
+        explain.attribute(Score().double(), x, Certified(method, share=0.5), target=0)
+        for method in (Pixels(), Raised())
+    )
+    assert plain.values.unique().tolist() == [-1, 0, 1]
+    assert torch.equal(plain.values, raised.values)
 
 
 def test_no_place_of_a_constant_map_is_in_its_top_share() -> None:
