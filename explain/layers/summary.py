@@ -170,9 +170,11 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
     output = recorded.output
     calls = recorded.calls
     chosen = dict[Any, Any]()
-    if recorded.open:
+    if recorded.open_layouts:
         chosen[PLACES] = locate_tensors(model, inputs, calls, recorded)
-        calls = [laid_out(call, recorded.open.get(call.key), chosen[PLACES]) for call in calls]
+        calls = [
+            laid_out(call, recorded.open_layouts.get(call.key), chosen[PLACES]) for call in calls
+        ]
     last_numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == last_numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
@@ -184,6 +186,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
     class_maps = read_class_maps(output, len(inputs))
     if class_maps is not None:  # class maps may be smaller than the input
         answers.add(class_maps.maps.shape[1])
+    # one number alone may have no dimension
     tensors_of_images = [
         tensor for tensor in tensors if tensor.ndim == 0 or len(tensor) == len(inputs)
     ]
@@ -197,8 +200,8 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
         recorded.release()
     return ForwardSummary(
         tuple(calls),
-        gives_scores,
-        frozenset(answers),
+        gives_scores=gives_scores,
+        answers=frozenset(answers),
         outputs=len(tensors),
         ran=tuple(recorded.ran),
         chosen=chosen,

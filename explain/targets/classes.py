@@ -279,10 +279,11 @@ class Predicted(Target):
         """
         if _has_class_scores(output, 1):
             return None
-        layout = detector_outputs.find_layout(output, 1, size)
-        if layout is None:
+        boxes = detector_outputs.find_layout(output, 1, size)
+        if boxes is None:
             return None
         usual = detections.Detections.threshold
+        """The threshold of classes that have none of their own."""
         limits: Mapping[Any, float] = {}
         if isinstance(self.threshold, Mapping):
             count = len(categories or ())
@@ -295,7 +296,7 @@ class Predicted(Target):
         counts: Counter[int] = Counter()
         all_boxes = detections.Detections(size=size, threshold=least)
         for cell, category in all_boxes.detected(output, 1, 0):
-            if float(layout.scores[0][cell, category]) > limits.get(category, usual):
+            if float(boxes.scores[0][cell, category]) > limits.get(category, usual):
                 name = Category(category, class_label(categories, category))
                 index = counts[category]
                 chosen.append(detections.Detections(name, index=index, threshold=least))
@@ -379,7 +380,7 @@ class Similarity(Target):
         """Check the embedding to compare with, and flatten it to ``(D,)`` or ``(N, D)``."""
         embedding = torch.as_tensor(self.embedding).detach()
         flat = embedding.flatten(1) if embedding.ndim > 1 else embedding
-        flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
+        flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat  # one for all images
         if flat.ndim == 0 or bool((flat == 0).all(-1).any()):
             raise TargetError(
                 "embedding must hold numbers (D,) or (N, D), not only zeros, got shape "

@@ -92,10 +92,11 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
     wanted = _words(label)
     names = [[category] for category in categories]
     synonyms = getattr(categories, "synonyms", ())
-    absent = getattr(categories, "absent", ())
+    absent = [_words(name) for name in getattr(categories, "absent", ())]
+    is_absent = any(_fits(wanted, words, "whole", is_exact=False) for words in absent)
     ways = (("whole", names), ("whole", synonyms), ("end", names), ("end", synonyms))
     for where, names_of_classes in (*ways, ("inside", names)):
-        if where == "end" and any(_fits(wanted, _words(name), "whole", False) for name in absent):
+        if where == "end" and is_absent:
             raise TargetError(
                 f"target {label!r} is not a label of this model, which has no class for it; name "
                 "another"

@@ -119,7 +119,7 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
             words.append([place])
         previous = token
     parts = list[list[int]]()
-    for places in words:
+    for places in words:  # without the punctuation before and behind each
         behind = list[list[int]]()
         while places and is_punctuation(tokens[places[0]]):
             parts.append([places.pop(0)])
