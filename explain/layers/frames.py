@@ -102,7 +102,7 @@ def _by_convolution(
     except Exception as error:  # errors of the inputs are reported where they are explained
         if came_by_signal(error):
             raise
-        # the network, as it takes images usually, raises its own error there
+        # what the network refuses is given to it as usual, so that its own error is seen
         return None if ran or "NCHW" not in dims else "NCHW"
     shape = inputs.x.shape
     if is_map and len(shape) == 5 and channels == shape[1] * shape[2] and shape[1] > 1:

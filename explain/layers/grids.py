@@ -273,7 +273,7 @@ class NetworkGrids(Grids):
         cut: bool,
     ) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a recorded pass."""
-        if place.part == "input":
+        if place.part == "input":  # of the first call, if none is named
             value = first_reads(recorder.steps).get((place.module, place.call or 0))
             grid = self._of_input(place)
         else:
@@ -392,6 +392,7 @@ class NetworkGrids(Grids):
     def _of_input(self, place: LayerPlace) -> Grid | None:
         """The grid of the first tensor that a layer is given (``name:input``)."""
         places = self._places
+        # the first call, if none is named
         at_input = places.of_inputs.get((self._first_name(place), place.call or 0))
         if at_input is None:
             return None

@@ -279,7 +279,7 @@ class Placement:
             none = torch.zeros(1, self.size[0] * self.size[1], device="cpu")
             return none.long(), none
         # how far cells are apart, if each has as many of the pixels
-        scale = (max(count, 1) / len(placed)) ** 0.5
+        gap = (max(count, 1) / len(placed)) ** 0.5
         pixels = _even_centres(self.size, self.size).flatten(0, 1)
         nearest = []
         weights = []
@@ -287,7 +287,8 @@ class Placement:
             distances = torch.cdist(some, cells[placed])
             near = distances.topk(min(NEAREST, len(placed)), largest=False)
             nearest.append(placed[near.indices])
-            weights.append((-2 * (near.values / scale).square()).softmax(1))
+            # a Gaussian, whose standard deviation is half the gap
+            weights.append((-2 * (near.values / gap).square()).softmax(1))
         return torch.cat(nearest).T, torch.cat(weights).T
 
 
@@ -375,6 +376,7 @@ def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
     upper = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
     lower = upper - 1
     gap = (ordered[upper] - ordered[lower])[:, None]
+    # from 0 to 1 between both cells; beyond the outer ones, values are constant
     t = ((pixels - ordered[lower])[:, None] / gap).clamp(0, 1)
     if not smooth:
         matrix[:, cells] = (1 - t) * values[lower] + t * values[upper]

@@ -80,7 +80,7 @@ def positions_of(
 def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mapping[Value, State]:
     """Where the values of each result of a step lie, by the kind of operation."""
     operation = step.operation
-    if operation.has("fills"):
+    if operation.has("fills"):  # constants come from no photo
         return {}
     if is_move(step):
         return _moved(step, results, state_of)

@@ -181,13 +181,11 @@ def _carried(
         return _of_product(step, result, fields)
     if operation.kind == "matrixproduct":  # as of an attention: what it mixes stays where it is
         return {}
-    if any(operation.has(trait) for trait in ("pools", "resizes", "samples")) or step.name in (
-        "sum",
-        "mean",
-    ):
+    resamples = any(operation.has(trait) for trait in ("pools", "resizes", "samples"))
+    if resamples or step.name in ("sum", "mean"):
         return {result: _each(fields[step.args[0]], partial(_run_on, step))}
     if not operation.has("stays") and not step.is_pointwise:
-        raise ValueError(step.name)
+        raise ValueError(step.name)  # an operation without a rule
     return {result: _by_value(step, result, fields, size)}
 
 
@@ -235,7 +233,7 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     numbers = torch.arange(-left, length + right, device=along.mass.device)
     beyond = numbers - numbers.clamp(0, length - 1)
     periods = (beyond.abs() + period - 1).div(period, rounding_mode="floor") * beyond.sign()
-    source = numbers - period * periods  # the value inside of which each one is a copy further out
+    source = numbers - period * periods  # the value that each one is like, some periods further in
     shape = [-1 if d == dim else 1 for d in range(along.mass.ndim)]
     mass, beside, at = (
         part.index_select(dim, source) if part.shape[dim] > 1 else part for part in along
@@ -390,8 +388,9 @@ def _of_all_windows(
     sides = along.shape[2:]
     if max(sides) < math.prod(sides):  # on no grid, it changes along both: its channels together
         along = along.summed(lambda part: part.mean(1, keepdim=True))
-        kernel = kernel.mean(int(is_transposed), keepdim=True)
-        kernel = kernel.sum(int(not is_transposed), keepdim=True)
+        # results have one field, the mean of theirs; what is read adds up
+        dim_of_results, dim_of_read = (1, 0) if is_transposed else (0, 1)
+        kernel = kernel.mean(dim_of_results, keepdim=True).sum(dim_of_read, keepdim=True)
         channels = groups = 1
     kernel = kernel.to(along.mass)
 
@@ -419,7 +418,7 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
     first, second = step.args[-2:]  # behind what is added to the product, if anything is
     if first in fields and second in fields:
         return {}
-    if first in fields:
+    if first in fields:  # a row of features, which count alike
         scale = second.tensor.detach().square().sum(0).mean().to(fields[first][0].mass)
         mean = _each(
             fields[first],
@@ -441,7 +440,7 @@ def _by_value(
     result's shape, times the squared slope."""
     signals = [value for value in dict.fromkeys(step.inputs) if value in fields]
     alike = [value for value in signals if value.shape == result.shape]
-    if not alike:
+    if not alike:  # no rule says which value is computed from which
         raise ValueError(step.name)
     if len(alike) > 1:
         rows, columns = (

@@ -156,6 +156,7 @@ def summarize(
         try:
             return _summarize_once(model, inputs.first(), with_record)
         except Exception as error:
+            # of our own errors, only that a program computes other layers for one image
             is_refusal = not isinstance(error, ExplainError) or isinstance(error, OtherLayersError)
             if not is_refusal or len(inputs) == 1 or came_by_signal(error):
                 raise

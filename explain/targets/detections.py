@@ -186,6 +186,7 @@ class Detections(CheckedTarget):
             corners = boxes.boxes[image].detach()
             for cell, label in self._find(boxes, image, wanted[image]):
                 scores = boxes.scores[image][:, label].detach()
+                # of boxes that coincide, it is found again by its rank
                 candidates, _ = coinciding(scores, corners, corners[cell])
                 images.append(image)
                 resolved_labels.append(label)
@@ -258,7 +259,7 @@ class Detections(CheckedTarget):
         if self.index == "all":
             scores = boxes.scores[image].detach()
             # after suppression, what is listed may lie below the threshold
-            above = [found for found in candidates if scores[found] > self.threshold]
+            above = [pair for pair in candidates if scores[pair] > self.threshold]
             chosen = above or candidates[:1]
         else:
             chosen = candidates[self.index : self.index + 1]

@@ -125,7 +125,7 @@ def find_layout(
         readings.clear()
         readings["output"] = output
     reading_options = (count, size, torch.is_grad_enabled(), is_detector)
-    layout = id(decode) if callable(decode) else decode
+    layout = id(decode) if callable(decode) else decode  # of a function, its identity
     if (reading_options, layout) not in readings:
         if callable(decode):
             boxes: Boxes | None = _decoded(output, count, decode)
