@@ -90,9 +90,8 @@ def branches_beside(
 ) -> Branches:
     """Find the branches beside that of ``layer``, and in each the last of the ``candidates``
     (latest first) of which at ``least`` so many positions show where the score comes from."""
-    # Of tokens, the candidates are those before the last attention in their branch. Those of
-    # `from_image` count only where they share no feature map with the layer, as the levels of a
-    # feature pyramid do.
+    # Those of `from_image` count only where they share no feature map with the layer, as the levels
+    # of a feature pyramid do.
     candidates = _possible(search, layer, candidates, from_image)
     if not candidates:
         return Branches([layer])
@@ -116,6 +115,7 @@ def branches_beside(
             influence = influences.get(name)
             if influence is None or not influence.shows or max(influence.positions) < least:
                 continue
+            # tokens count before the last attention of their branch alone
             grid = grids.of_layer(name)
             are_tokens = grid is not None and not grid.is_map
             is_before_attention = not attentions.isdisjoint(branch.downstream)
@@ -185,9 +185,10 @@ def _at_same_places(layers: Sequence[str], grids: NetworkGrids) -> Branches:
             for line, even_line in zip(ordered[layer], ordered[most_even], strict=True)
         )
     ]
-    looks = (grids.look(layer) for layer in layers)
+    added_up = [layer for layer in layers if layer not in left_out]
+    looks = (grids.look(layer) for layer in layers)  # which run the network, if they are needed
     placed = bool(left_out) and all(look and look.placement for look in looks)
-    return Branches([layer for layer in layers if layer not in left_out], left_out, placed)
+    return Branches(added_up, left_out=left_out, placed=placed)
 
 
 def _spacing(line: Tensor) -> float:

@@ -284,7 +284,7 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     summary = search.summary
     calls = [call for call in summary.calls if call.depends] or summary.calls
     calls_by_tensor: list[list[ModuleCall]] = []
-    for call in calls:
+    for call in calls:  # those that return the same tensor follow each other
         if call.passes_on and calls_by_tensor:
             calls_by_tensor[-1].append(call)
         else:
@@ -356,7 +356,7 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
     stages: dict[str, list[str]] = {}
     """The candidates of each stage that the score depends on, by the layer that stands for it."""
     is_certain = True
-    for names in reversed(names_of_stages):
+    for names in reversed(names_of_stages):  # from fine to coarse
         layer = first_that_shows(names, influences)
         if layer is not None:
             stages[layer] = names
@@ -372,7 +372,7 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
         # a product of the stages of two branches is not the sum of their products
         other_layers = [name for name in layers if name != layer]
         other_size = branches_beside(search, layer, other_layers, from_image=other_layers)
-        _, *beside = other_size.layers
+        _, *beside = other_size.layers  # without the layer itself
         left_out |= dict.fromkeys([*beside, *other_size.left_out])
     return Branches(layers_of_branches, [*left_out]), is_certain
 
@@ -438,10 +438,10 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
     before_attention = set(_before_attention(search, candidates))
     tokens = [candidate for candidate in tokens_of_map if candidate in before_attention]
     covering = _latest_first(_maps_as_the_input(search, candidates) + tokens)
-    resized = _latest_first(
+    all_maps = _latest_first(
         candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling
     )
-    ordered = sorted(dict.fromkeys(covering + resized), key=is_last_choice)
+    ordered = sorted(dict.fromkeys(covering + all_maps), key=is_last_choice)
     cells = {
         candidate.name: math.prod(candidate.grid.size) for candidate in ordered if candidate.grid
     }
@@ -465,7 +465,7 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
     )
     sizes = {
         candidate.name: candidate.grid.size
-        for candidate in dict.fromkeys(covering + resized + _latest_first(tokens_of_map))
+        for candidate in dict.fromkeys(covering + all_maps + _latest_first(tokens_of_map))
         if candidate.grid and not is_last_choice(candidate)
     }
     of_branches = [*sizes]

@@ -227,7 +227,7 @@ def sum_of_windows(
 ) -> Tensor:
     """Lay the maps of windows down at their ``starts`` along each side, row by row, and add them
     where they overlap. ``lengths`` are the sides of the whole."""
-    # each row of windows is joined first, so that no more is added than needed
+    # each row of windows is joined first, along the last side, so that no more is added than needed
     for dim, length in reversed(list(enumerate(lengths))):
         rows = [
             parts[first_part : first_part + len(starts[dim])]

@@ -171,7 +171,7 @@ def with_prompt(
     """Return a model that takes "decoder_input_ids" (TrOCR, Donut) as one that takes "input_ids",
     with its arguments; other models as they are."""
     kwargs = dict(kwargs)
-    if not {"input_ids", "attention_mask"}.isdisjoint(kwargs):
+    if not {"input_ids", "attention_mask"}.isdisjoint(kwargs):  # there is a prompt
         return model, kwargs
     has_decoder = decodes(model)
     prompt = kwargs.pop(DECODER, None) if has_decoder else None
@@ -186,7 +186,7 @@ def with_prompt(
     if not has_decoder:
         return model, kwargs
     kwargs["attention_mask"] = kwargs.pop("decoder_attention_mask", torch.ones_like(prompt))
-    decoding_model = copy.copy(model)
+    decoding_model = copy.copy(model)  # its modules, parameters and hooks are those of the model
     decoding_model.forward = partial(_decode, model.forward)
     return decoding_model, kwargs
 

@@ -154,6 +154,7 @@ def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, is_exact:
         return a == b if is_exact else not _forms(a).isdisjoint(_forms(b))
 
     first_start = 0 if where == "inside" else extra_words
+    # words behind the last wanted one are not compared
     return any(
         all(map(same, wanted, words[start:])) for start in range(first_start, extra_words + 1)
     )
@@ -177,7 +178,7 @@ def _suggestion(label: str, categories: Sequence[str]) -> str:
     """
     typed = " ".join(_words(label))
     suggestions = []
-    if len(typed) >= 3:
+    if len(typed) >= 3:  # a space stands before each word, the first one too
         suggestions = [name for name in categories if f" {typed}" in f" {' '.join(_words(name))}"]
     if not suggestions:
         labels: dict[str, str] = {}

@@ -164,7 +164,7 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
             "alone"
         )
     words = {}
-    if is_image_text(model):
+    if is_image_text(model):  # else it is refused by `image_scorer`
         words = {text.name: _Words(model, text) for text in texts if text.words}
     scorer = image_scorer(model, texts, words=words)
     if not words:
@@ -249,14 +249,16 @@ def _scores(
     scores of classes; ``text_features`` has ``(D,)`` for each text's name, ``words`` other token
     embeddings of some."""
     image_features, _ = _functions(scorer)  # type: ignore[misc]
-    photos = F.normalize(_pooled(image_features(x)), dim=-1)
-    labels: Any = scorer.features_of_labels
-    output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
+    of_photos = F.normalize(_pooled(image_features(x)), dim=-1)
+    of_labels: Any = scorer.features_of_labels
+    output = {}
+    if of_labels is not None:
+        output["logits"] = _similarity(scorer, of_photos @ of_labels.to(of_photos).T)
     for name, features in text_features.items():
-        texts = features.to(photos)
+        of_text = features.to(of_photos)
         if name in words:
-            texts = F.normalize(texts_with_words[name].features(scorer, words[name]), dim=-1)
-        output[name] = _similarity(scorer, (photos * texts).sum(-1))[:, None, None]
+            of_text = F.normalize(texts_with_words[name].features(scorer, words[name]), dim=-1)
+        output[name] = _similarity(scorer, (of_photos * of_text).sum(-1))[:, None, None]
     return output
 
 
