@@ -70,7 +70,7 @@ class _Branch:
     def meets(self, other: "_Branch") -> bool:
         """Whether two branches meet in a sum, a mean or a concatenation. Where they meet in a
         product, either one accounts for all of the score."""
-        alone = self.downstream - other.downstream | {self.value}
+        alone = self.downstream - other.downstream | {self.value}  # before they meet
         other_alone = other.downstream - self.downstream | {other.value}
         for join in self.downstream & other.downstream:
             parents = join.step.inputs if join.step else []
@@ -90,9 +90,8 @@ def branches_beside(
 ) -> Branches:
     """Find the branches beside that of ``layer``, and in each the last of the ``candidates``
     (latest first) of which at ``least`` so many positions show where the score comes from."""
-    # Of tokens, the candidates are those before the last attention in their branch. Those of
-    # `from_image` count only where they share no feature map with the layer, as the levels of a
-    # feature pyramid do.
+    # Those of `from_image` count only where they share no feature map with the layer, as the levels
+    # of a feature pyramid do.
     candidates = _possible(search, layer, candidates, from_image)
     if not candidates:
         return Branches([layer])
@@ -105,7 +104,7 @@ def branches_beside(
         for name, branch in _branches(search, candidates, leading).items()
         if chosen.is_apart(branch, from_image=name in from_image) and chosen.meets(branch)
     }
-    ends = set(search.scored.attentions.values()) if branches else set()
+    attentions = set(search.scored.attentions.values()) if branches else set()
     grids = NetworkGrids(search.model, search.inputs)
     layers = [layer]
     while branches:
@@ -113,13 +112,17 @@ def branches_beside(
         influences = influences_of(search, names)
         for name in names:
             branch = branches.pop(name)
-            grid = grids.of_layer(name)
-            is_last = grid is None or grid.is_map or not ends.isdisjoint(branch.downstream)
             influence = influences.get(name)
             if influence is None or not influence.shows or max(influence.positions) < least:
                 continue
-            if is_last or ends.isdisjoint(branch.upstream):
+            # tokens count before the last attention of their branch alone
+            grid = grids.of_layer(name)
+            are_tokens = grid is not None and not grid.is_map
+            is_before_attention = not attentions.isdisjoint(branch.downstream)
+            is_behind_attention = not attentions.isdisjoint(branch.upstream)
+            if is_before_attention or not (are_tokens and is_behind_attention):
                 layers.append(name)
+                # those that are left must lie beside this one too
                 branches = {
                     other_name: other
                     for other_name, other in branches.items()
@@ -127,7 +130,7 @@ def branches_beside(
                     and branch.meets(other)
                 }
                 break
-    return _in_place(layers, grids)
+    return _at_same_places(layers, grids)
 
 
 def _possible(
@@ -135,7 +138,7 @@ def _possible(
 ) -> Sequence[str]:
     """Those of the candidates that may be beside a layer for some score of the network: neither is
     computed from the other."""
-    key = ("beside", layer, *candidates, None, *from_image)
+    key = ("beside", layer, *candidates, None, *from_image)  # None between the two lists
     possible: list[str] | None = search.summary.chosen.get(key)
     if possible is None:
         leading = paths_to(search.scored.outputs)
@@ -162,26 +165,30 @@ def _branches(
     return branches
 
 
-def _in_place(layers: Sequence[str], grids: NetworkGrids) -> Branches:
+def _at_same_places(layers: Sequence[str], grids: NetworkGrids) -> Branches:
     """Sort out the layers whose maps lie elsewhere on the image than those of the others, as those
     of a crop or of a mirrored copy do."""
     lines = {layer: grids.lines(layer) for layer in layers}
     ordered = {layer: axes for layer, axes in lines.items() if axes is not None}
-    if not ordered:
+    if not ordered:  # where nothing is known of places, the first stays
         return Branches(layers[:1], layers[1:])
-    even = min(ordered, key=lambda layer: max(_distance(line, None) for line in ordered[layer]))
+    # that of a crop is not spread evenly over the whole image
+    most_even = min(
+        ordered, key=lambda layer: max(_distance(line, None) for line in ordered[layer])
+    )
     left_out = [
         layer
         for layer in layers
         if layer not in ordered
         or any(
-            _distance(line, of_even) > _APART * max(_spacing(line), _spacing(of_even))
-            for line, of_even in zip(ordered[layer], ordered[even], strict=True)
+            _distance(line, even_line) > _APART * max(_spacing(line), _spacing(even_line))
+            for line, even_line in zip(ordered[layer], ordered[most_even], strict=True)
         )
     ]
-    looks = (grids.look(layer) for layer in layers)
+    added_up = [layer for layer in layers if layer not in left_out]
+    looks = (grids.look(layer) for layer in layers)  # which run the network, if they are needed
     placed = bool(left_out) and all(look and look.placement for look in looks)
-    return Branches([layer for layer in layers if layer not in left_out], left_out, placed)
+    return Branches(added_up, left_out=left_out, placed=placed)
 
 
 def _spacing(line: Tensor) -> float:
@@ -195,5 +202,7 @@ def _distance(line: Tensor, other: Tensor | None) -> float:
     if other is None:
         other = (torch.arange(len(line), device=line.device) + 0.5).to(line) / len(line)
     cells = min(len(line), len(other))
-    a, b = (F.interpolate(of_map[None, None], cells, mode="linear") for of_map in (line, other))
-    return float((a - b).abs().max())
+    resized, other_resized = (
+        F.interpolate(of_map[None, None], cells, mode="linear") for of_map in (line, other)
+    )
+    return float((resized - other_resized).abs().max())

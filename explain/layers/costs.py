@@ -21,6 +21,7 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
         # what a module itself takes for one image, without those inside it
         weights = [p for p in submodule(model, call.name).parameters(recurse=False) if p.ndim > 1]
         output_count = math.prod(call.shape[1:])
+        # weights have a row for each channel of the output: the other numbers are its positions
         multiplications += sum(
             p.numel() * max(1, output_count // max(1, p.shape[0])) for p in weights
         )
@@ -28,6 +29,7 @@ def cost_after(model: nn.Module, inputs: Inputs, layers: Iterable[str]) -> dict[
     shares = {}
     for layer in layers:
         multiplications_until = last_of_place(done_by_call, place_of(layer, model))
+        # where the layer did not run, or nothing has weights, the whole pass may follow
         shares[layer] = (
             1.0
             if multiplications_until is None or not multiplications

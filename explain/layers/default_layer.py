@@ -187,12 +187,13 @@ def _begin(
     """A search for the layer on the first image, or on all if it is for one score; in the pass that
     the summary recorded, if that is left, which is let go of at the end."""
     recorded: RecordedCalls | None = summary.chosen.pop(RECORDED, None)
-    is_of_inputs = shared_by == ALL_SCORES or len(inputs) == 1
+    # the summary is that of the first image, or of all where the network refuses one
+    is_of_these_inputs = shared_by == ALL_SCORES or len(inputs) == 1
     if shared_by == ALL_SCORES:
         score = None
         inputs = inputs.first() if summary.alone else inputs
     precise = _in_single_precision(model, inputs)
-    if recorded is not None and (precise is not None or not is_of_inputs):
+    if recorded is not None and (precise is not None or not is_of_these_inputs):
         recorded.release()
         recorded = None
     model, inputs = precise or (model, inputs)
@@ -212,7 +213,7 @@ def _in_single_precision(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, I
     try:
         precise_model = copied(model).float()
         precise_inputs = inputs.in_single_precision()
-        summary_of(precise_model, precise_inputs)
+        summary_of(precise_model, precise_inputs)  # which runs it
     except Exception as error:  # the network may fix a precision, or be too large
         if came_by_signal(error):
             raise
@@ -283,7 +284,7 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     summary = search.summary
     calls = [call for call in summary.calls if call.depends] or summary.calls
     calls_by_tensor: list[list[ModuleCall]] = []
-    for call in calls:
+    for call in calls:  # those that return the same tensor follow each other
         if call.passes_on and calls_by_tensor:
             calls_by_tensor[-1].append(call)
         else:
@@ -293,9 +294,10 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     for calls_of_tensor in calls_by_tensor:
         outside = [call for call in calls_of_tensor if not call.name.startswith(attentions)]
         value = search.scored.values.get(calls_of_tensor[-1].key)
+        # in a program without modules (""), no name says what is inside an attention
         is_of_heads = "" in search.scored.attentions and value in search.scored.of_heads
         if outside and not is_of_heads and not calls_of_tensor[0].again:
-            candidates.append(_Candidate(len(candidates), outside, value))
+            candidates.append(_Candidate(number=len(candidates), calls=outside, value=value))
     return candidates
 
 
@@ -346,30 +348,33 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
     names_of_stages = []
     for size in coarsest:
         candidates = sorted(by_size[size], key=lambda candidate: candidate.is_gate)
+        # one pass computes the gradients of all stages
         names_of_stages.append(
             [candidate.name for candidate in candidates[: CANDIDATES // len(coarsest)]]
         )
     influences = influences_of(search, [name for names in names_of_stages for name in names])
-    reached: dict[str, list[str]] = {}
+    stages: dict[str, list[str]] = {}
+    """The candidates of each stage that the score depends on, by the layer that stands for it."""
     is_certain = True
-    for names in reversed(names_of_stages):
+    for names in reversed(names_of_stages):  # from fine to coarse
         layer = first_that_shows(names, influences)
         if layer is not None:
-            reached[layer] = names
+            stages[layer] = names
         elif any(name in influences for name in names):
-            is_certain = False
-    layers = [layer for layer in reached if influences[layer].shows] or [*reached]
-    of_all: list[str] = []
+            is_certain = False  # a gradient that is zero everywhere
+    layers = [layer for layer in stages if influences[layer].shows] or [*stages]
+    layers_of_branches: list[str] = []
     left_out: dict[str, None] = {}
     for layer in layers:
-        of_branches = branches_beside(search, layer, reached[layer])
+        same_size = branches_beside(search, layer, stages[layer])
+        layers_of_branches += same_size.layers
+        left_out |= dict.fromkeys(same_size.left_out)
         # a product of the stages of two branches is not the sum of their products
-        other_sizes = [name for name in layers if name != layer]
-        of_others = branches_beside(search, layer, other_sizes, from_image=other_sizes)
-        of_all += of_branches.layers
-        left_out |= dict.fromkeys(of_branches.left_out)
-        left_out |= dict.fromkeys([*of_others.layers[1:], *of_others.left_out])
-    return Branches(of_all, [*left_out]), is_certain
+        other_layers = [name for name in layers if name != layer]
+        other_size = branches_beside(search, layer, other_layers, from_image=other_layers)
+        _, *beside = other_size.layers  # without the layer itself
+        left_out |= dict.fromkeys([*beside, *other_size.left_out])
+    return Branches(layers_of_branches, [*left_out]), is_certain
 
 
 def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
@@ -387,6 +392,7 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     other_maps = [
         candidate for candidate in candidates if candidate.is_map and candidate not in maps
     ]
+    # others are taken where the first shows nothing, and gates where all others do
     order = [*latest, *last_tokens, *_latest_first(maps + tokens), *_latest_first(other_maps)]
     order.sort(key=lambda candidate: candidate.is_gate)
     names = list(dict.fromkeys(candidate.name for candidate in order))
@@ -400,7 +406,7 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
         # a gradient that is zero everywhere says nothing: another image may have another layer
         return Branches(names[:1]), False
     alike = maps + tokens
-    if all(candidate.name != layer for candidate in alike):
+    if all(candidate.name != layer for candidate in alike):  # it is one of the other maps
         alike = alike + other_maps
     of_branches = [candidate.name for candidate in _latest_first(alike) if not candidate.is_gate]
     return branches_beside(search, layer, of_branches), True
@@ -432,39 +438,41 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
     before_attention = set(_before_attention(search, candidates))
     tokens = [candidate for candidate in tokens_of_map if candidate in before_attention]
     covering = _latest_first(_maps_as_the_input(search, candidates) + tokens)
-    resized = _latest_first(
+    all_maps = _latest_first(
         candidate for candidate in candidates if candidate.is_map and not candidate.is_pooling
     )
-    ordered = sorted(dict.fromkeys(covering + resized), key=is_last_choice)
-    positions = {
+    ordered = sorted(dict.fromkeys(covering + all_maps), key=is_last_choice)
+    cells = {
         candidate.name: math.prod(candidate.grid.size) for candidate in ordered if candidate.grid
     }
-    if not positions:
+    """How many cells each map has."""
+    if not cells:
         raise _no_map(search.model, summary.calls)
     # such a score, as that of a box, sees little of a fine map: the coarsest is taken
     reads_few_numbers = search.numbers_read() <= MAX_NUMBERS_OF_BOX * len(search.inputs)
-    images = dict.fromkeys(positions, (0, 0))
-    """For how many images each layer shows something; and for how many more than one of its
-    positions counts."""
-    for influences in search.influences_in_turn([*positions]):
+    image_counts = dict.fromkeys(cells, (0, 0))
+    """For how many images each layer shows something; and for how many more than one of its cells
+    counts."""
+    for influences in search.influences_in_turn([*cells]):
         for name, influence in influences.items():
-            many_positions = sum(count > 1 for count in influence.positions)
-            images[name] = (many_positions if influence.shows else 0, many_positions)
-        if any(shown == len(search.inputs) for shown, _ in images.values()):
+            with_many_cells = sum(count > 1 for count in influence.positions)
+            image_counts[name] = (with_many_cells if influence.shows else 0, with_many_cells)
+        if any(shown == len(search.inputs) for shown, _ in image_counts.values()):
             break
     # of equals, the first is taken
     layer = max(
-        positions, key=lambda name: (*images[name], -positions[name] if reads_few_numbers else 0)
+        cells, key=lambda name: (*image_counts[name], -cells[name] if reads_few_numbers else 0)
     )
     sizes = {
         candidate.name: candidate.grid.size
-        for candidate in dict.fromkeys(covering + resized + _latest_first(tokens_of_map))
+        for candidate in dict.fromkeys(covering + all_maps + _latest_first(tokens_of_map))
         if candidate.grid and not is_last_choice(candidate)
     }
     of_branches = [*sizes]
     if reads_few_numbers:
         of_branches.sort(key=lambda name: math.prod(sizes[name]))
     other_sizes = [name for name in of_branches if sizes[name] != sizes.get(layer)]
+    # a map that the score reads one cell of is the answer itself
     return branches_beside(search, layer, of_branches, from_image=other_sizes, least=2)
 
 
@@ -488,12 +496,12 @@ def _no_map(model: nn.Module, calls: Sequence[ModuleCall]) -> LayerError:
             f"model must run its own modules, but {type(model).__name__} ran none of them; give "
             f"the network in it ({', '.join(inner)})"
         )
-    lengths = {call.shape[0] for call in calls if len(call.shape) > 3}
-    if inner and lengths and 1 not in lengths:
+    sample_counts = {call.shape[0] for call in calls if len(call.shape) > 3}
+    if inner and sample_counts and 1 not in sample_counts:
         return LayerError(
-            f"model must give one sample for each image in its layers, got {min(lengths)} for one, "
-            f"as of crops or windows; give the network in it ({', '.join(inner)}), for windows "
-            "within explain.models.Stitched"
+            "model must give one sample for each image in its layers, got "
+            f"{min(sample_counts)} for one, as of crops or windows; give the network in it "
+            f"({', '.join(inner)}), for windows within explain.models.Stitched"
         )
     return LayerError(
         "layer must be given for this model: none of its layers gives a spatial map "

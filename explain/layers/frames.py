@@ -23,7 +23,7 @@ COLOURS = (1, 3)
 
 _layouts: weakref.WeakKeyDictionary[nn.Module, dict[Any, InputLayout]] = weakref.WeakKeyDictionary()
 """What was found out, by the lengths of the dimensions that channels may be in."""
-_said: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
@@ -46,9 +46,9 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     layouts = _layouts.setdefault(model, {})
     key = tuple(lengths.items())
     if key not in layouts:
-        seen = _by_convolution(model, inputs, dims)
-        layouts[key] = seen or _by_lengths(model, lengths)
-        _warn_once(model, inputs, layouts[key], lengths, certain=seen is not None)
+        shown = _by_convolution(model, inputs, dims)
+        layouts[key] = shown or _by_lengths(model, lengths)
+        _warn_once(model, inputs, layouts[key], lengths, certain=shown is not None)
     return replace(inputs, layout=layouts[key])
 
 
@@ -74,11 +74,12 @@ def _by_convolution(
     inputs = inputs.first().detached()
     source = inputs.x.clone().requires_grad_()
     first_calls: list[tuple[int, bool, Tensor]] = []
+    """The number of channels of the first call, whether it is of images, and the sum of its first
+    channel."""
     ran = False
 
     def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """Pre-hook of convolutions: of the first one, keep its number of channels and the sum of
-        its first channel."""
+        """Pre-hook of convolutions, which notes the first call."""
         x = args[0]
         is_map = isinstance(module, nn.Conv2d)
         # a recurrent layer has no kernel, and its channels last
@@ -101,25 +102,25 @@ def _by_convolution(
     except Exception as error:  # errors of the inputs are reported where they are explained
         if came_by_signal(error):
             raise
+        # what the network refuses is given to it as usual, so that its own error is seen
         return None if ran or "NCHW" not in dims else "NCHW"
     shape = inputs.x.shape
     if is_map and len(shape) == 5 and channels == shape[1] * shape[2] and shape[1] > 1:
         return None  # the convolution takes frames and channels together as its channels
-    reached = {dim: shape[dim] for dim in dims.values()}
-    if channels > 1:
-        at_all = gradient != 0
+    if channels == 1:  # the gradient lies everywhere: a dimension of one is that of the channels
+        fitting = [layout for layout, dim in dims.items() if shape[dim] == 1]
+    else:
+        has_gradient = gradient != 0
         reached = {
-            dim: int(at_all.movedim(dim, 0).flatten(1).any(1).sum()) for dim in dims.values()
+            dim: int(has_gradient.movedim(dim, 0).flatten(1).any(1).sum()) for dim in dims.values()
         }
-    fitting = [
-        layout
-        for layout, dim in dims.items()
-        if reached[dim] == 1
-        and (
-            channels == 1
-            or all(reached[other] > 1 or shape[other] == 1 for other in reached if other != dim)
-        )
-    ]
+        """How many entries of each dimension the first channel is computed from."""
+        fitting = [
+            layout
+            for layout, dim in dims.items()
+            if reached[dim] == 1
+            and all(reached[other] > 1 or shape[other] == 1 for other in reached if other != dim)
+        ]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -137,7 +138,7 @@ def _by_lengths(model: nn.Module, lengths: Mapping[InputLayout, int]) -> InputLa
     if len(fitting) == 1:
         return fitting[0]
     if channels is None or "NTCHW" not in lengths:
-        return next(iter(lengths))
+        return next(iter(lengths))  # the usual layout comes first
     return "NTCHW"  # as all models of transformers take videos
 
 
@@ -151,12 +152,14 @@ def _warn_once(
 ) -> None:
     """Warn, once for each model, that frames come before channels, or that several layouts are as
     likely, and which is assumed."""
-    likely = [length for length in lengths.values() if length in COLOURS]
-    is_guess = (len(likely) > 1 and max(likely) > 1) or layout[-1] == "C"
-    doubtful = is_guess and not certain
-    if model in _said or not (layout == "NTCHW" or doubtful):
+    colour_counts = [length for length in lengths.values() if length in COLOURS]
+    # of two dimensions of size 1, it does not matter which is that of the channels
+    several_fit = len(colour_counts) > 1 and max(colour_counts) > 1
+    is_channels_last = layout[-1] == "C"
+    doubtful = (several_fit or is_channels_last) and not certain
+    if model in _warned or not (layout == "NTCHW" or doubtful):
         return
-    _said.add(model)
+    _warned.add(model)
     name = "x" if inputs.name is None else f"input {inputs.name}"
     reading = {
         "NTCHW": "frames before channels (NTCHW)",

@@ -122,7 +122,7 @@ class NetworkGrids(Grids):
         super().__init__(tuple(inputs.x.shape[2:]), len(inputs))
         self._model = model
         self._inputs = inputs
-        self._placement = placement
+        self._placement_mode = placement
         self._of_photos: dict[str, Placement | None] = {}
         """Of layers whose cells look elsewhere in each photo."""
         self._trains = trains
@@ -189,8 +189,9 @@ class NetworkGrids(Grids):
         for axis, position in enumerate(positions):
             laid_out = grid.spread(position.expand(shape))[0].double().mean(0).movedim(axis, 0)
             line = laid_out.flatten(1).mean(1)
-            spread = laid_out.flatten(1) - line[:, None]
-            if bool((line.diff() <= 0).any()) or bool((spread.abs() > 1e-3).any()):
+            off = (laid_out.flatten(1) - line[:, None]).abs()
+            # a thousandth of the photo is rounding
+            if bool((line.diff() <= 0).any()) or bool((off > 1e-3).any()):
                 return None
             lines.append(line)
         return lines
@@ -198,10 +199,11 @@ class NetworkGrids(Grids):
     def placement(self, layer: str | None) -> Placement | None:
         """Where the cells of a layer's map are drawn; found in one run, and kept in the summary as
         long as the weights are the same. Writes through ``weight.data`` are not seen."""
-        if self._placement == "even" or layer is None or len(self.size) != 2:
+        if self._placement_mode == "even" or layer is None or len(self.size) != 2:
             return None
         if layer in self._of_photos:
             return self._of_photos[layer]
+        # a summary has other arguments in its key, which may move what is looked at
         kept: dict[Any, Any] = (
             self._summary.chosen if self._inputs.name else kept_places(self._model)
         )
@@ -248,12 +250,12 @@ class NetworkGrids(Grids):
     def _look_once(self, layer: str, inputs: Inputs, *, cut: bool) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a run on these inputs."""
         place = self._place(layer)
-        names = modules_of(self._model)
-        place = place._replace(module=names[submodule(self._model, place.module)])
+        place = place._replace(module=self._first_name(place))
         if sharded(self._model):  # weights are gone after the pass
             return CellLooks(None, "weights that FSDP shards")
-        recurrent = {name for module, name in names.items() if isinstance(module, nn.RNNBase)}
-        noted = recurrent | {place.module}
+        modules = modules_of(self._model).items()
+        recurrent = {name for module, name in modules if isinstance(module, nn.RNNBase)}
+        noted = recurrent | {place.module}  # what recurrent layers give is for `stays_in`
         recorder, photo, values = record_calls(self._model, inputs, of=noted, partly=True)
         try:
             return self._looks_in(recorder, photo, values, layer, place, cut=cut)
@@ -271,7 +273,7 @@ class NetworkGrids(Grids):
         cut: bool,
     ) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a recorded pass."""
-        if place.part == "input":
+        if place.part == "input":  # of the first call, if none is named
             value = first_reads(recorder.steps).get((place.module, place.call or 0))
             grid = self._of_input(place)
         else:
@@ -286,28 +288,30 @@ class NetworkGrids(Grids):
         stays = stays_in(self._model, recorder.steps, values)
         looks = receptive_fields(steps, photo, stays, cut=cut)
         copy = copy_of(steps, photo)
-        where = _laid_out(looks, value, grid) if value in looks.fields else None
-        both: tuple[Placement, Placement] | None = None
+        cells_in_photo = _laid_out(looks, value, grid) if value in looks.fields else None
+        in_and_of_copy: tuple[Placement, Placement] | None = None
         if copy is not photo and not (cut or looks.by_photo):
             size = (copy.shape[2], copy.shape[3])
             of_copy = Placement(self.size, _laid_out(looks, copy, Grid("NCHW", *size)))
+            # a copy of the same pixels at the same places is the photo itself
             if size != self.size or not of_copy.is_even:
-                in_copy = None if where is None else of_copy.cells_at(where)
-                if in_copy is None:
+                cells_in_copy = None if cells_in_photo is None else of_copy.cells_at(cells_in_photo)
+                if cells_in_copy is None:
                     looks_at_copy = receptive_fields(steps, copy, stays)
                     if value in looks_at_copy.fields:
-                        in_copy = _laid_out(looks_at_copy, value, grid)
-                if in_copy is not None:
-                    both = Placement(size, in_copy).aligned, of_copy
-        if where is None and both is not None:  # what looks at both sides of a seam
-            where = both[1].centres_at(both[0].centres)
-        if where is None:
+                        cells_in_copy = _laid_out(looks_at_copy, value, grid)
+                if cells_in_copy is not None:
+                    in_copy = Placement(size, cells_in_copy).aligned
+                    in_and_of_copy = in_copy, of_copy
+                    if cells_in_photo is None:  # what looks at both sides of a seam
+                        cells_in_photo = of_copy.centres_at(in_copy.centres)
+        if cells_in_photo is None:
             return CellLooks(None, ", ".join(looks.unknown) or "what it does with the photo")
         seen = seen_pixels(steps, photo, looks)
-        placement = Placement(self.size, where, None if seen is None else seen.cpu(), both)
-        return CellLooks(
-            placement, lasts=not (looks.by_photo or recorder.draws), draws=recorder.draws
-        )
+        seen = None if seen is None else seen.cpu()
+        placement = Placement(self.size, cells_in_photo, seen=seen, copy=in_and_of_copy)
+        lasts = not (looks.by_photo or recorder.draws)
+        return CellLooks(placement, lasts=lasts, draws=recorder.draws)
 
     @cached_property
     def joint(self) -> JointTokens | None:
@@ -318,7 +322,7 @@ class NetworkGrids(Grids):
         if joint is None or joint.size or self._places.lie_nowhere(len(joint.photo)):
             return joint
         # the photo's tokens are on a grid with its aspect ratio, behind extra tokens
-        grid = find_grid((1, len(joint.photo), 1), self.size)
+        grid = find_grid((1, len(joint.photo), 1), self.size)  # images, tokens, channels
         return (
             None if grid is None else joint._replace(photo=joint.photo[grid.skip :], size=grid.size)
         )
@@ -342,6 +346,7 @@ class NetworkGrids(Grids):
             if len(shape) != len(self.size) + 2 or reading.open:
                 return self.of_layer(layer)
             return reading.likeliest if shape[0] == self.count else None
+        # a sequence that begins with its tokens may have as many as there are frames
         if frames and (constant is None or self.count not in shape[:2]):
             return self._of_frames(shape, frames)
         if len(shape) == 3:
@@ -387,6 +392,7 @@ class NetworkGrids(Grids):
     def _of_input(self, place: LayerPlace) -> Grid | None:
         """The grid of the first tensor that a layer is given (``name:input``)."""
         places = self._places
+        # the first call, if none is named
         at_input = places.of_inputs.get((self._first_name(place), place.call or 0))
         if at_input is None:
             return None
@@ -406,7 +412,8 @@ def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
         along.summed(lambda part: grid.spread(part.mean(together, keepdim=True).expand(shape)))
         for along in looks.fields[value]
     )
-    return centres((rows, columns))[:, :, 0].movedim(0, -1).float().cpu()
+    of_axes = centres((rows, columns))[:, :, 0]  # (2, N, h, w), without channels
+    return of_axes.movedim(0, -1).float().cpu()
 
 
 class PhotoGrids:
@@ -428,6 +435,7 @@ class PhotoGrids:
         None if on none."""
         layer = self._name_of_layer(place)
         if layer is not None:
+            # as of these inputs, however many samples the batch has
             return self._grids.grid((self._grids.count, *shape[1:]), layer)
         if place.of_attention or len(shape) == 3:
             return self._grids.of_tokens(shape[-2])

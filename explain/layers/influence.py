@@ -75,6 +75,7 @@ class ScoredPass:
         for attention in self._attentions:
             factors = [attention.query.value, attention.key.value, attention.value.value]
             of_heads |= paths_to(factors, lambda value: mixes(value.step))
+            # from these to the weights, and from the weights to the result
             of_heads |= reached_from(self.steps, factors) & paths_to([attention.weights.value])
             to_result = paths_to([attention.result.value])
             of_heads |= to_result & reached_from(self.steps, [attention.weights.value])
@@ -95,7 +96,7 @@ class ScoredPass:
             return {}
         start = score.tensor.detach().new_ones(())
         with calculating(start.device.type):
-            if self.graph:
+            if self.graph:  # steps cannot run again without the weights
                 sources = [value for value in values if self.graph[value].requires_grad]
                 tensors = [self.graph[value] for value in sources]
                 gradients = torch.autograd.grad(
@@ -126,9 +127,9 @@ class LayerSearch:
         if recorder is None:
             return ScoredPass()
         of_output = tensors_in(output, most=None)
-        with ExitStack() as stack:
-            stack.enter_context(untouched(self.model, grad=True))
-            record_until(stack, recorder)
+        with ExitStack() as end_of_score:
+            end_of_score.enter_context(untouched(self.model, grad=True))
+            record_until(end_of_score, recorder)
             score = _best_score(output) if self.score is None else self.score(output).sum()
         outputs = [recorder.value_of(tensor) for tensor in of_output]
         value = None if score is None else recorder.value_of(score)
@@ -203,9 +204,11 @@ def influences_of(search: LayerSearch, layers: Sequence[str]) -> dict[str, Score
         means = gradient.flatten(2).mean(2)
         positions = (gradient != 0).any(1).flatten(1).sum(1)
         cancels_in_image = all_cancel(means, gradient) & (positions > 0)
+        # in all images whose score depends on it, if there is one
+        cancels = cancels_in_image.any() and (cancels_in_image | (positions == 0)).all()
         influences[layer] = ScoreInfluence(
             positions.tolist(),
-            cancels=bool(cancels_in_image.any() and (cancels_in_image | (positions == 0)).all()),
+            cancels=bool(cancels),
             is_answer=value in answers,
             is_factor=value in factors,
         )
@@ -223,19 +226,20 @@ def _answers(scored: ScoredPass) -> set[Value]:
     """The values between a score and the last operations with weights. They are the answer itself,
     in which no map shows where it comes from."""
     rows = {value for value in scored.outputs if len(value.shape) <= 2}
-    near = {scored.score}
-    behind: list[Value] = []
+    answers = {scored.score}
+    before_answers: list[Value] = []
     for step in reversed(scored.steps):
-        results = near.intersection(step.results)
+        results = answers.intersection(step.results)
         if not results:
             continue
         sources = [value for value in step.inputs if value in scored.to_score]
         # a row of scores is an end too: there is no map that would be the answer
         if mixes(step) or not rows.isdisjoint(results):
-            behind += sources
+            before_answers += sources
         else:
-            near.update(sources)
-    return {value for value in near if value is not None} - paths_to(behind)
+            answers.update(sources)
+    # a value that is read by weights too, on another path to the score, is no answer
+    return {value for value in answers if value is not None} - paths_to(before_answers)
 
 
 def mixes(step: Step | None) -> bool:
@@ -271,8 +275,10 @@ def _values_that_weigh(scored: ScoredPass, layers: AbstractSet[Value]) -> set[Va
             weighed = layers & paths_to(
                 cofactors, lambda value: value in layers or mixes(value.step)
             )
+            # the factor is computed from the map that it weighs
             if weighed and not weighed.isdisjoint(paths_to([factor])):
                 results = set(product.results)
+                # what also reaches the score on a path around this product
                 elsewhere = paths_to(filter(None, [scored.score]), results.__contains__)
                 factors |= layers - paths_to(cofactors) - elsewhere
     return factors

@@ -190,13 +190,11 @@ def find_grid(shape: Size, size: Size, layout: Layout | None = None) -> Grid | N
         return _token_grid(shape[1], size)
     if len(shape) != len(size) + 2:
         return None
-    channels_first_sides = shape[2:]
-    channels_last_sides = shape[1:-1]
     if layout is None:
-        looks_right = (
-            abs(channels_last_sides[-2] - channels_last_sides[-1] * size[-2] / size[-1]) <= 1
-        )
-        layout = "NHWC" if looks_right and not has_aspect(channels_first_sides, size) else "NCHW"
+        *_, height, width, _ = shape  # with channels last
+        # a closer fit than for `has_aspect`, or channels that come first are taken for rows
+        fits_closely = abs(height - width * size[-2] / size[-1]) <= 1
+        layout = "NHWC" if fits_closely and not has_aspect(shape[2:], size) else "NCHW"
     return _grid_of(layout, shape)
 
 
@@ -220,7 +218,7 @@ def read_map(shape: Size, size: Size) -> LayoutReading:
 def read_shape(shape: Size, size: Size) -> LayoutReading:
     """How a tensor for one image may be read as a map. Sequences of tokens stay open, and so do
     frames of a video that may be in the batch."""
-    if len(shape) == 3:  # or the values of a signal
+    if len(shape) == 3:  # tokens, or the channels and values of a signal
         return LayoutReading(open=len(size) > 1)
     frames = frames_in_batch(shape, size)
     if not frames:
@@ -245,14 +243,12 @@ def has_aspect(of_map: Size, size: Size) -> bool:
 def map_grid(positions: Positions, shape: Size, grids: Sequence[Grid]) -> Grid | None:
     """The grid among ``grids`` along which a tensor's positions (one tensor for each axis of the
     photo) change most: where the map lies in truth. None if none fits."""
-    # a side of 1 where a position does not change
     dims_by_axis = [_main_dims(position) for position in positions]
     for grid in grids:
-        dims = [
-            dim
-            for dim in range(1 - bool(grid.folded), len(shape))
-            if dim != grid.of_channels % len(shape)
-        ]
+        first = 0 if grid.folded else 1  # folded frames are where the images are
+        channels = grid.of_channels % len(shape)
+        dims = [dim for dim in range(first, len(shape)) if dim != channels]
+        # along a side of 1, no position changes
         if dims_by_axis == [[dim] if shape[dim] > 1 else [] for dim in dims]:
             return grid
     return None
@@ -290,9 +286,10 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     centres: dict[Layout, Tensor] = {}
     """The centre ``(tokens, axes)`` of each token, if tokens run along one dimension or another."""
     layouts: list[Layout] = ["tokens first", "tokens", "tokens last"]
-    for dim, layout in enumerate(layouts):
+    for dim, layout in enumerate(layouts):  # the dimension of the tokens
+        dim_of_images = 1 if dim == 0 else 0
         varies = all(p.shape[dim] > 1 for p in positions if p.numel() > 1)
-        if varies and shape[dim == 0] == count:
+        if varies and shape[dim_of_images] == count:
             other_dims = [other for other in range(3) if other != dim]
             axes = [averaged(p, other_dims).flatten().expand(shape[dim]) for p in positions]
             centres[layout] = torch.stack(axes, 1).cpu()
@@ -308,11 +305,13 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
     nowhere, one for each; None if there is none."""
     tokens = (points > 0).all(1).nonzero()[:, 0]
     lengths = list[int]()
+    # the number of each token's cell, counted row by row
     cells = torch.zeros(len(tokens), dtype=torch.long, device="cpu")
     for axis in points[tokens].round(decimals=5).unbind(1):
         values, ranks = torch.unique(axis, return_inverse=True)
         lengths.append(len(values))
         cells = cells * len(values) + ranks
+    # no cell may be empty, and none may have two tokens
     if len(tokens) < 2 or len(tokens) != math.prod(lengths) or int(cells.bincount().amax()) > 1:
         return None
     places = tuple(tokens[cells.argsort()].tolist())
@@ -342,10 +341,9 @@ def _token_grid(tokens: int, size: Size) -> Grid | None:
         cells = tokens - skip
         height = max(1, round((cells * size[0] / size[1]) ** 0.5))
         width = cells // height
-        fits = height == round(width * size[0] / size[1]) or width == round(
-            height * size[1] / size[0]
-        )
-        if cells > 1 and height * width == cells and fits:
+        height_fits = height == round(width * size[0] / size[1])
+        width_fits = width == round(height * size[1] / size[0])
+        if cells > 1 and height * width == cells and (height_fits or width_fits):
             return Grid("tokens", height, width, skip)
     return None
 
@@ -415,8 +413,8 @@ def to_spatial(tensor: Tensor, grids: Grids, layer: str) -> Tensor:
         )
     grid = grids.grid(shape, layer)
     if grid is not None:
-        is_laid_out = grid.layout == "NCHW" and not grid.folded
-        return tensor if is_laid_out else grid.spread(tensor)
+        is_spread = grid.layout == "NCHW" and not grid.folded
+        return tensor if is_spread else grid.spread(tensor)
     must = (
         f"a spatial map, got shape {shape}; choose a layer with a grid (explain.list_layers shows "
         "which have one)"

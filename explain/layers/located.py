@@ -142,6 +142,7 @@ def locate_tensors(
     # two copies of a single image tell its tokens from those of its windows
     if len(inputs) == 1 and any(len(call.shape) == 3 and call.shape[0] != 1 for call in calls):
         inputs_to_try = [inputs.rows(torch.zeros(2, dtype=torch.long, device="cpu")), inputs]
+    # whether tokens are put in a random order shows in a second run
     elif recorded and recorded.recorder and not recorded.recorder.draws:
         states = _states_in(model, recorded.recorder, recorded.values)
         return _places_in(recorded.recorder, recorded.values, states, len(inputs))
@@ -180,11 +181,12 @@ def folded_by_time(
         if came_by_signal(error):
             raise
         return frozenset()
-    numbers = image_numbers(recorder.steps, [videos], 2)
+    video_numbers = image_numbers(recorder.steps, [videos], 2)
     recorder.release()
     by_time = set()
     for key in folded & values.keys():
-        of_call = numbers.get(values[key])
+        of_call = video_numbers.get(values[key])
+        # the second in the batch is of the second video
         if of_call is not None and of_call.flatten()[:2].tolist() == [0, 1]:
             by_time.add(key)
     return frozenset(by_time)
@@ -220,7 +222,7 @@ def first_reads(steps: Iterable[Step]) -> dict[CallKey, Value]:
     for step in steps:
         name = step.module
         read = [value for value in step.inputs if value.depends]
-        while read and name:
+        while read and name:  # also for the modules that this one is in
             first.setdefault((name, step.call), read[0])
             name = name.rpartition(".")[0]
     return first
@@ -302,7 +304,8 @@ def _added_constants(states: Mapping[Value, State]) -> dict[int, list[tuple[Size
         step = value.step
         if step is None or not isinstance(state, tuple) or len(value.shape) != 3:
             continue
-        if step.name == "view" and step.args[0].step is not None:  # of a linear layer's product
+        # a linear layer adds its bias to a matrix, of which its result is a view
+        if step.name == "view" and step.args[0].step is not None:
             step = step.args[0].step
         if step.operation.has("adds") or step.operation.has("biased"):
             for constant in step.inputs:

@@ -79,6 +79,7 @@ class Placement:
         """The values of pixels ``(N, C, H, W)`` where the cells look ``(N, C, h, w)``, linearly
         between pixels; 0 for cells that look nowhere."""
         sides = torch.tensor(self.size, dtype=torch.float64, device="cpu")
+        # from -1 to 1, columns before rows, as `grid_sample` wants it
         grid = (2 * self.centres / sides - 1).flip(-1).to(pixels)
         grid = grid.nan_to_num().expand(len(pixels), -1, -1, -1)
         values = F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
@@ -92,6 +93,7 @@ class Placement:
             return shared_out(maps, self, of_pixels(self.size), self.size)
         in_copy, of_copy = self.copy
         values = in_copy.in_pixels(maps).flatten(2)
+        # the pixel of the image that each pixel of the copy lies in
         places = of_copy.centres[0].flatten(0, 1).floor()
         sides = torch.tensor(self.size, device="cpu")
         looks = ((places >= 0) & (places < sides)).all(1)  # nor is NaN
@@ -107,35 +109,40 @@ class Placement:
         cells = self.centres[0]
         if min(cells.shape[:2]) == 1:
             return None
+        # how far one row, and one column, is from the next: these may be turned
         gaps = torch.stack([cells[1, 0] - cells[0, 0], cells[0, 1] - cells[0, 0]])
         size = (cells.shape[0], cells.shape[1])
         regular = cells[0, 0] + (_even_centres(size, size) - 0.5) @ gaps
         if not torch.allclose(regular, cells, atol=_EVEN):
             return None
         numbers: Tensor = (centres - cells[0, 0]) @ torch.linalg.inv(gaps)
-        return numbers + 0.5
+        return numbers + 0.5  # the middle of the first cell is 0.5
 
     def centres_at(self, places: Tensor) -> Tensor:
         """Where the cells look that are the nearest to places ``(N, h, w, 2)`` in their own map, in
         its cells; NaN at NaN."""
         last = torch.tensor(self.centres.shape[1:3], device="cpu") - 1
         rows, columns = places.nan_to_num().floor().long().clamp(min=0).minimum(last).unbind(-1)
-        return self.centres[0][rows, columns] + 0 * places
+        return self.centres[0][rows, columns] + 0 * places  # NaN stays NaN
 
     def lies_apart(self, other: "Placement") -> bool:
         """Whether the cells of another map look elsewhere, by more than a cell's share of the
         image, or in another copy of it."""
-        copies = [(of.copy or (of, of_pixels(of.size)))[1].centres for of in (self, other)]
-        if copies[0].shape != copies[1].shape or not torch.equal(*copies):
+        pixels, other_pixels = (
+            of_pixels(of.size).centres if of.copy is None else of.copy[1].centres
+            for of in (self, other)
+        )
+        """Where the pixels that the network reads lie on the image."""
+        if not torch.equal(pixels, other_pixels):
             return True
-        cells = [min(pair) for pair in zip(self.centres.shape, other.centres.shape, strict=True)]
-        rows, columns = cells[1:3]
-        places = [
+        # the coarser of both maps
+        _, rows, columns, _ = map(min, self.centres.shape, other.centres.shape)
+        places, other_places = (
             F.interpolate(of.centres.movedim(-1, 1), (rows, columns), mode="bilinear")
             for of in (self, other)
-        ]
+        )
         cell = torch.tensor([self.size[0] / rows, self.size[1] / columns], device="cpu")
-        off = (places[0] - places[1]).abs()
+        off = (places - other_places).abs()
         return bool((off > _APART * cell[:, None, None]).any())
 
     def _spread(self, maps: Tensor, *, smooth: bool) -> Tensor:
@@ -144,10 +151,11 @@ class Placement:
         if self.is_even:
             return enlarge(maps, self.size)
         if self.lines is not None:
-            maps = maps.mT if self.lines[0] else maps
-            matrices = self._matrices[smooth]
-            rows = matrices[0].to(maps)
-            columns = matrices[1].to(maps).mT
+            turned, *_ = self.lines
+            maps = maps.mT if turned else maps
+            of_rows, of_columns = self._matrices[smooth]
+            rows = of_rows.to(maps)
+            columns = of_columns.to(maps).mT
             if not smooth:
                 return rows @ maps @ columns
             # apart and clamped, so that no cubic gives a pixel a sign that its cells do not have
@@ -188,18 +196,20 @@ class Placement:
             centres = self.centres[0].transpose(0, 1) if turned else self.centres[0]
             lines = []
             for axis, length in enumerate(self.size):
-                line = centres[..., axis] if axis == 0 else centres[..., axis].mT
-                places = line.double().nanmean(1)
+                # the cells of each row, or of each column, along the axis
+                cells = centres[..., axis] if axis == 0 else centres[..., axis].mT
+                places = cells.double().nanmean(1)
                 ordered = places[~places.isnan()].sort().values
                 gaps = ordered.diff()
                 gap = float(gaps.median()) if len(gaps) else float(length)
-                off = (line - places[:, None]).abs()
-                is_line = bool((off <= _BESIDE * gap).logical_or(places.isnan()[:, None]).all())
-                if not len(ordered) or not is_line or bool((gaps < _TOGETHER * gap).any()):
+                off = (cells - places[:, None]).abs()
+                are_lines = bool((off <= _BESIDE * gap).logical_or(places.isnan()[:, None]).all())
+                if not len(ordered) or not are_lines or bool((gaps < _TOGETHER * gap).any()):
                     break
                 lines.append(places.float())
             else:
-                return turned, lines[0], lines[1]
+                rows, columns = lines
+                return turned, rows, columns
         return None
 
     @property
@@ -223,7 +233,7 @@ class Placement:
         else:
             description["cells"] = [list(map(_listed, row)) for row in self.centres[0]]
         if self.seen is not None:
-            flags = F.pad(self.seen.flatten().int(), (1, 0))
+            flags = F.pad(self.seen.flatten().int(), (1, 0))  # the first run is unseen
             changes = flags.diff().nonzero()[:, 0].tolist()
             ends = [0, *changes, self.seen.numel()]
             description["runs"] = [end - start for start, end in pairwise(ends)]
@@ -265,10 +275,11 @@ class Placement:
         cells = self.centres[0].flatten(0, 1)
         placed = (~cells.isnan().any(1)).nonzero()[:, 0]
         count = self.size[0] * self.size[1] if self.seen is None else int(self.seen.sum())
-        if not len(placed):
+        if not len(placed):  # the first cell, with no weight
             none = torch.zeros(1, self.size[0] * self.size[1], device="cpu")
             return none.long(), none
-        scale = (max(count, 1) / len(placed)) ** 0.5
+        # how far cells are apart, if each has as many of the pixels
+        gap = (max(count, 1) / len(placed)) ** 0.5
         pixels = _even_centres(self.size, self.size).flatten(0, 1)
         nearest = []
         weights = []
@@ -276,7 +287,8 @@ class Placement:
             distances = torch.cdist(some, cells[placed])
             near = distances.topk(min(NEAREST, len(placed)), largest=False)
             nearest.append(placed[near.indices])
-            weights.append((-2 * (near.values / scale).square()).softmax(1))
+            # a Gaussian, whose standard deviation is half the gap
+            weights.append((-2 * (near.values / gap).square()).softmax(1))
         return torch.cat(nearest).T, torch.cat(weights).T
 
 
@@ -324,8 +336,9 @@ def shared_out(
     their sum stays; what no cell of that looks at is lost."""
     with torch.enable_grad():
         ones = torch.ones_like(maps[:, :1], requires_grad=True)
-        (parts,) = torch.autograd.grad(transferred(ones, placement, other, cells).sum(), ones)
-    return transferred(maps / torch.where(parts > 0, parts, 1), placement, other, cells)
+        # how much of each cell all those cells have together: the derivative of their sum
+        (taken,) = torch.autograd.grad(transferred(ones, placement, other, cells).sum(), ones)
+    return transferred(maps / torch.where(taken > 0, taken, 1), placement, other, cells)
 
 
 def _listed(places: Tensor) -> list[float | None]:
@@ -357,11 +370,13 @@ def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
     if len(cells) == 1:
         matrix[:, cells] = 1
         return matrix
+    # a column for each cell: 1 at this one, 0 at others
     values = torch.eye(len(cells), dtype=torch.float64, device="cpu")
     pixels = torch.arange(length, dtype=torch.float64, device="cpu") + 0.5
     upper = torch.searchsorted(ordered, pixels).clamp(1, len(cells) - 1)
     lower = upper - 1
     gap = (ordered[upper] - ordered[lower])[:, None]
+    # from 0 to 1 between both cells; beyond the outer ones, values are constant
     t = ((pixels - ordered[lower])[:, None] / gap).clamp(0, 1)
     if not smooth:
         matrix[:, cells] = (1 - t) * values[lower] + t * values[upper]
@@ -369,6 +384,7 @@ def _interpolating(places: Tensor, length: int, *, smooth: bool) -> Tensor:
     # the slope at a cell is that from its one neighbour to the other (Catmull and Rom 1974)
     slopes = torch.zeros_like(values)
     slopes[1:-1] = (values[2:] - values[:-2]) / (ordered[2:] - ordered[:-2])[:, None]
+    # the cubic with these values and slopes at both ends (Hermite)
     share = t.square() * (3 - 2 * t)
     straight = (1 - share) * values[lower] + share * values[upper]
     bend = t * (1 - t).square() * slopes[lower] - t.square() * (1 - t) * slopes[upper]

@@ -80,13 +80,14 @@ def positions_of(
 def _states_of(step: Step, results: Sequence[Value], state_of: StateOf) -> Mapping[Value, State]:
     """Where the values of each result of a step lie, by the kind of operation."""
     operation = step.operation
-    if operation.has("fills"):
+    if operation.has("fills"):  # constants come from no photo
         return {}
     if is_move(step):
         return _moved(step, results, state_of)
     if operation.kind == "matrixproduct":
         return {results[0]: _of_product(step, results[0], state_of)}
     if operation.has("reduces"):
+        # without dimensions, all values are reduced to one
         dims = next((part for part in step.args[1:2] if isinstance(part, (int, list))), None)
         state = EVERYWHERE if dims is None else _reduced(state_of(step.args[0]), dims, results[0])
         return dict.fromkeys(results, state)
@@ -134,12 +135,13 @@ def _moved(step: Step, results: Sequence[Value], state_of: StateOf) -> dict[Valu
 def _of_product(step: Step, result: Value, state_of: StateOf) -> State:
     """Where the rows of a matrix product lie: at the mean of a row of the first factor, or of a
     column of the second. Those of an attention belong to the first factor, the queries."""
-    first = int(step.operation.has("adds to first"))
-    first_state, second_state = (state_of(step.args[first + i]) for i in (0, 1))
+    factors = step.args[1:3] if step.operation.has("adds to first") else step.args[:2]
+    first_state, second_state = map(state_of, factors)
     if first_state in (UNKNOWN, EVERYWHERE):
         return first_state
     state = _first([_mean(first_state, [-1]), _mean(second_state, [-2])], result)
     is_of_constants = NOWHERE in (first_state, second_state)
+    # two signals whose places are summed over give rows of something else, as of channels
     return NOWHERE if state is EVERYWHERE and not is_of_constants else state
 
 
@@ -217,7 +219,7 @@ def _resampled(
         return mean
     resampled = []
     for position in mean:
-        values = position.double().expand((len(position), 1, *x.shape[2:]))
+        values = position.double().expand((len(position), 1, *x.shape[2:]))  # one channel
         centres = _quotient(resample(values), resample((values > 0).double()))
         # windows that are wider than the map have the same mean
         stays = centres.numel() == 1 and result.shape[2:] == x.shape[2:]
@@ -233,7 +235,9 @@ def _resampling(step: Step) -> Callable[[Tensor], Tensor] | None:
         weight: Value = step.args[1]
         ones = torch.ones((1, 1, *weight.shape[2:]), dtype=torch.float64, device="cpu")
         options = step.args[3:8]  # stride, padding, dilation, transposed, output padding
-        return lambda values: aten.convolution(values, ones, None, *options, 1)
+        bias = None
+        groups = 1
+        return lambda values: aten.convolution(values, ones, bias, *options, groups)
     if operation.has("pools") or operation.has("resizes"):
         return lambda values: next(_results(step.operator(values, *step.args[1:], **step.kwargs)))
     return None

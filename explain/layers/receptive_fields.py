@@ -98,6 +98,7 @@ def leading_to(value: Value) -> list[Step]:
     """The steps that a value of a recording was computed by, in their order; but those of gates,
     which are broadcast."""
     steps: dict[Step, int] = {}
+    """The steps, with numbers that grow in their order."""
     waiting = [value]
     while waiting:
         step = waiting.pop().step
@@ -129,9 +130,8 @@ def receptive_fields(
         )
         for dim, length in enumerate(x.shape[2:], start=2)
     ]
-    fields: dict[Value, Field] = {
-        x: (Along(one, 0 * one, pixels[0]), Along(one, 0 * one, pixels[1]))
-    }
+    rows, columns = (Along(mass=one, beside=0 * one, at=middles) for middles in pixels)
+    fields: dict[Value, Field] = {x: (rows, columns)}
     unknown: dict[str, None] = {}
     by_photo = False
     size = (x.shape[2], x.shape[3])
@@ -146,6 +146,7 @@ def receptive_fields(
         if staying or not any(value in fields for value in step.inputs):
             continue
         if is_move(step) or step.operation.has("samples"):
+            # indices and places that are computed from the image have no field
             by_photo |= any(value.depends for value in step.inputs if value not in fields)
         try:
             fields |= _carried(step, fields, size, cut=cut)
@@ -178,15 +179,13 @@ def _carried(
         return {result: _of_windows(step, fields[step.args[0]], size, cut=cut)}
     if step.name in ("mm", "addmm"):
         return _of_product(step, result, fields)
-    if operation.kind == "matrixproduct":
+    if operation.kind == "matrixproduct":  # as of an attention: what it mixes stays where it is
         return {}
-    if any(operation.has(trait) for trait in ("pools", "resizes", "samples")) or step.name in (
-        "sum",
-        "mean",
-    ):
+    resamples = any(operation.has(trait) for trait in ("pools", "resizes", "samples"))
+    if resamples or step.name in ("sum", "mean"):
         return {result: _each(fields[step.args[0]], partial(_run_on, step))}
     if not operation.has("stays") and not step.is_pointwise:
-        raise ValueError(step.name)
+        raise ValueError(step.name)  # an operation without a rule
     return {result: _by_value(step, result, fields, size)}
 
 
@@ -215,7 +214,7 @@ def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
 
 def _padded(step: Step, field: Field, *, cut: bool) -> Field:
     """The field behind a padding with a constant, along the dimensions in which it changes."""
-    ends = step.args[1]
+    ends = step.args[1]  # a pair for each dimension, from the last one on
     for i in range(len(ends) // 2):
         dim = len(step.args[0].shape) - 1 - i
         left, right = ends[2 * i : 2 * i + 2]
@@ -234,7 +233,7 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     numbers = torch.arange(-left, length + right, device=along.mass.device)
     beyond = numbers - numbers.clamp(0, length - 1)
     periods = (beyond.abs() + period - 1).div(period, rounding_mode="floor") * beyond.sign()
-    source = numbers - period * periods
+    source = numbers - period * periods  # the value that each one is like, some periods further in
     shape = [-1 if d == dim else 1 for d in range(along.mass.ndim)]
     mass, beside, at = (
         part.index_select(dim, source) if part.shape[dim] > 1 else part for part in along
@@ -242,12 +241,12 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     if cut:
         is_own = (beyond == 0).reshape(shape)
         return Along(mass * is_own, beside * is_own, at)
-    line = along.at if mass.shape[dim] == beside.shape[dim] == 1 else along.centres
-    first, third, third_last, last = (
-        line.narrow(dim, place, 1) for place in (0, period, -1 - period, -1)
+    looks_at = along.at if mass.shape[dim] == beside.shape[dim] == 1 else along.centres
+    first, second, second_last, last = (  # a period apart
+        looks_at.narrow(dim, place, 1) for place in (0, period, -1 - period, -1)
     )
-    below = periods.clamp(max=0).reshape(shape) * (third - first)
-    above = periods.clamp(min=0).reshape(shape) * (last - third_last)
+    below = periods.clamp(max=0).reshape(shape) * (second - first)
+    above = periods.clamp(min=0).reshape(shape) * (last - second_last)
     return Along(mass, beside, at + (below + above).nan_to_num())
 
 
@@ -259,7 +258,7 @@ def _run_on(step: Step, along: Along) -> Along:
     def summed(part: Tensor) -> Tensor:
         """What the step makes of a part of the field."""
         options = [arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]]
-        if step.operation.has("samples"):  # everywhere
+        if step.operation.has("samples"):  # all channels at the same places
             part = part.mean(1, keepdim=True)
         if step.name not in ("sum", "mean"):
             part = part.expand(-1, -1, *x.shape[2:]).contiguous()
@@ -291,17 +290,17 @@ class _Windows(NamedTuple):
         else:
             channels = step.args[0].shape[1]
             kernel = options["kernel_size"]
-            kernel = [*kernel] * (2 // len(kernel))
+            kernel = [*kernel] * (2 // len(kernel))  # one number for both sides
             squares = step.args[0].tensor.new_ones((channels, 1, *kernel)) / math.prod(kernel)
             options = {"dilation": [1], "transposed": False, "output_padding": [0], **options}
-            options["stride"] = options["stride"] or kernel
+            options["stride"] = options["stride"] or kernel  # as poolings do without a stride
             options["groups"] = channels
         sides = squares.shape[2:]
         stride, padding, dilation, output_padding = (
             [*options[name]] * (len(sides) // len(options[name]))
             for name in ("stride", "padding", "dilation", "output_padding")
         )
-        if list(sides) == stride:  # patches, which are drawn as such
+        if list(sides) == stride:  # patches are drawn in their middle: all weights count alike
             squares = squares.mean(tuple(range(2, squares.ndim)), keepdim=True).expand_as(squares)
         is_transposed = options["transposed"]
         groups = options["groups"]
@@ -331,9 +330,9 @@ def _gap(along: Along) -> float | None:
     None for other values."""
     line = along.at.flatten()
     dims = along.at.ndim - 2
-    if any(part.shape[2:] != (1,) * dims for part in along[:2]):
+    if any(part.shape[2:] != (1,) * dims for part in (along.mass, along.beside)):
         return None
-    if len(line) != max(along.at.shape[2:]):
+    if len(line) != max(along.at.shape[2:]):  # places change along more than one dimension
         return None
     gaps = line.diff()
     gap = float(gaps[0]) if len(gaps) else 0.0
@@ -344,7 +343,8 @@ def _of_first_window(windows: _Windows, along: Along, gap: float, lengths: Seque
     """What the windows of a regular map look at along one axis of the image: the first one tells
     all of them."""
     dims = len(lengths)
-    dim = max(range(dims), key=along.at.shape[2:].__getitem__)
+    dim = max(range(dims), key=along.at.shape[2:].__getitem__)  # where places change
+    # places are counted from that of the first cell
     numbers = windows.dilation[dim] * torch.arange(windows.squares.shape[dim + 2])
     taps = _line(gap * (numbers - windows.padding[dim]).to(along.at), dim, dims)
     first = windows._replace(stride=[1] * dims, padding=[0] * dims, dilation=[1] * dims)
@@ -366,36 +366,47 @@ def _of_all_windows(
     squares, stride, padding, dilation, is_transposed, output_padding, groups = windows
     kernel = squares
     channels = squares.shape[0] if is_transposed else squares.shape[1] * groups
-    options: list[list[int]] = [[], [], [], []]
+    # the padding is taken for more of the image: the map is extended by it, and not padded
+    options_of_sides: list[tuple[int, int, int, int]] = []
+    """Stride, padding, dilation and output padding along each side."""
     for i, side in enumerate(squares.shape[2:]):
         length = along.shape[i + 2]
         if length == 1:  # the same everywhere
             kernel = _sum(torch.split(kernel, 1, i + 2))  # faster than its own sum
-            values = (1, 0, 1, 0)
+            options_of_sides.append((1, 0, 1, 0))
         elif is_transposed:
-            more = dilation[i] * (side - 1) // stride[i] + 1
-            along = _extended(along, i + 2, more, more, cut=cut)
-            values = (stride[i], padding[i] + stride[i] * more, dilation[i], output_padding[i])
+            more = dilation[i] * (side - 1) // stride[i] + 1  # cells whose windows reach inside
+            along = _extended(along, i + 2, left=more, right=more, cut=cut)
+            cropped = padding[i] + stride[i] * more
+            options_of_sides.append((stride[i], cropped, dilation[i], output_padding[i]))
         else:
             needed = (lengths[i] - 1) * stride[i] + dilation[i] * (side - 1) + 1
             right = needed - length - padding[i]
-            along = _extended(along, i + 2, padding[i], right, cut=cut)
-            values = (stride[i], 0, dilation[i], 0)
-        for option, value in zip(options, values, strict=True):
-            option.append(value)
+            along = _extended(along, i + 2, left=padding[i], right=right, cut=cut)
+            options_of_sides.append((stride[i], 0, dilation[i], 0))
+    strides, paddings, dilations, output_paddings = map(list, zip(*options_of_sides, strict=True))
     sides = along.shape[2:]
-    if max(sides) < math.prod(sides):  # on no grid: its channels together
+    if max(sides) < math.prod(sides):  # on no grid, it changes along both: its channels together
         along = along.summed(lambda part: part.mean(1, keepdim=True))
-        kernel = kernel.mean(int(is_transposed), keepdim=True)
-        kernel = kernel.sum(int(not is_transposed), keepdim=True)
+        # results have one field, the mean of theirs; what is read adds up
+        dim_of_results, dim_of_read = (1, 0) if is_transposed else (0, 1)
+        kernel = kernel.mean(dim_of_results, keepdim=True).sum(dim_of_read, keepdim=True)
         channels = groups = 1
     kernel = kernel.to(along.mass)
 
     def summed(part: Tensor) -> Tensor:
         """The sums of a part of the field over the windows."""
-        part = part.expand(-1, channels, *sides)
-        step_options = (*options[:3], is_transposed, options[3], groups)
-        sums: Tensor = aten.convolution(part, kernel, None, *step_options)
+        sums: Tensor = aten.convolution(
+            part.expand(-1, channels, *sides),
+            kernel,
+            None,  # no bias
+            strides,
+            paddings,
+            dilations,
+            is_transposed,
+            output_paddings,
+            groups,
+        )
         return sums
 
     return along.summed(summed)
@@ -404,10 +415,10 @@ def _of_all_windows(
 def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     """The field of a product of two matrices, of which one is a constant, as in a linear layer; of
     two signals there is none."""
-    first, second = step.args[-2:]
+    first, second = step.args[-2:]  # behind what is added to the product, if anything is
     if first in fields and second in fields:
         return {}
-    if first in fields:
+    if first in fields:  # a row of features, which count alike
         scale = second.tensor.detach().square().sum(0).mean().to(fields[first][0].mass)
         mean = _each(
             fields[first],
@@ -429,7 +440,7 @@ def _by_value(
     result's shape, times the squared slope."""
     signals = [value for value in dict.fromkeys(step.inputs) if value in fields]
     alike = [value for value in signals if value.shape == result.shape]
-    if not alike:
+    if not alike:  # no rule says which value is computed from which
         raise ValueError(step.name)
     if len(alike) > 1:
         rows, columns = (
@@ -449,6 +460,7 @@ def _added(parts: Sequence[Along], length: int, name: str) -> Along:
     at = parts[0].at
     if all(torch.equal(part.at, at) for part in parts):
         return Along(_sum(part.mass for part in parts), _sum(part.beside for part in parts), at)
+    # each part counts from places of its own: all are counted from the border
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     masses = torch.stack([part.mass.expand(shape) for part in parts], 1)
     moments = torch.stack([part.moment.expand(shape) for part in parts], 1)
@@ -469,8 +481,8 @@ def _must_be_together(along: Along, length: int, name: str) -> None:
     centres = along.centres
     mean = (shares * centres.nan_to_num()).sum(1, keepdim=True)
     variance = (shares * (centres - mean).square()).nansum(1)
-    cells = max(along.shape[2:])
-    if bool((variance.sqrt() > _APART * length + length / cells / 2).any()):
+    half_a_cell = length / max(along.shape[2:]) / 2
+    if bool((variance.sqrt() > _APART * length + half_a_cell).any()):
         raise ValueError(name)
 
 
@@ -485,17 +497,17 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
                 variance.tensor.to(like) + epsilon
             )
             return ratios.reshape(-1, *[1] * (len(signal.shape) - 2))
-    if step.operation.has("biased"):
+    if step.operation.has("biased"):  # other normalisations count as scaling all values alike
         return 1.0
     x = signal.tensor.detach().float()
-    changing = [{d for d, n in enumerate(along.shape) if n > 1} for along in field]
-    channels = changing[0] & changing[1]
-    averaged = [d for d in range(x.ndim) if channels != {d}]
+    row_dims, column_dims = ({d for d, n in enumerate(along.shape) if n > 1} for along in field)
+    channel_dims = row_dims & column_dims  # the one, if places of rows and columns are apart
+    averaged_dims = [d for d in range(x.ndim) if channel_dims != {d}]
     sampled = [slice(None)] * x.ndim
-    if step.is_pointwise:  # some are enough
-        long = sum(x.shape[d] > 1 for d in averaged)
-        some = max(1, round((x.numel() / _SAMPLED) ** (1 / max(long, 1))))
-        sampled = [slice(None, None, some if d in averaged else 1) for d in range(x.ndim)]
+    if step.is_pointwise:  # some values are enough: every few along each dimension
+        long_dims = sum(x.shape[d] > 1 for d in averaged_dims)
+        every = max(1, round((x.numel() / _SAMPLED) ** (1 / max(long_dims, 1))))
+        sampled = [slice(None, None, every if d in averaged_dims else 1) for d in range(x.ndim)]
     x = x[tuple(sampled)].clone().requires_grad_()
 
     def tensor_of(value: Value) -> Tensor:
@@ -509,8 +521,8 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
             return 1.0
         (slope,) = torch.autograd.grad(y.sum(), x)
     # what lets nothing pass of noise may let images pass
-    mean_square = slope.square().mean(averaged, keepdim=True).to(like).clamp(min=_LEAST)
-    return mean_square if len(averaged) < x.ndim else mean_square.reshape(())
+    mean_square = slope.square().mean(averaged_dims, keepdim=True).to(like).clamp(min=_LEAST)
+    return mean_square if len(averaged_dims) < x.ndim else mean_square.reshape(())
 
 
 _APART = 1 / 8

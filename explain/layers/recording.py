@@ -21,7 +21,7 @@ from explain.hooks.unwrap import hookable, leaves, runs_in_order
 from explain.layers import layouts
 from explain.layers.layouts import Grid, LayoutReading, Size
 from explain.recording import Value
-from explain.recording.record import record_until
+from explain.recording.record import input_copy, record_until
 from explain.recording.recorder import PassRecorder
 
 CallKey: TypeAlias = tuple[str, int]
@@ -82,7 +82,7 @@ def run_noting_calls(
             numbers[name] += 1
 
     with untouched(model, grad=grad), HookGroup(model) as group:
-        for name in filter(None, hookable(model)):
+        for name in filter(None, hookable(model)):  # the model itself has the name ""
             if of is None or name in of:
                 group.forward(name, partial(note_call, name))
         ran = executed_modules(group, model) if of is None else []
@@ -96,7 +96,7 @@ def executed_modules(group: HookGroup, model: nn.Module) -> list[str]:
     for module, name in modules_of(model).items():
         if not module._modules:
             names.append(name)
-        elif not runs_in_order(module):
+        elif not runs_in_order(module):  # only the pass itself shows which parts run
             return note_runs(group, leaves(model))
     # all parts are in order: the path is known beforehand
     return names
@@ -124,8 +124,8 @@ class RecordedCalls:
         """Run a network once, and record the calls of its modules; with gradients on, if
         ``operations`` are recorded."""
         self.calls: list[ModuleCall] = []
-        self.open: dict[CallKey, LayoutReading] = {}
-        """The calls whose output may be read in several ways."""
+        self.open_layouts: dict[CallKey, LayoutReading] = {}
+        """The layouts that an output may have, of calls where its shape leaves that open."""
         self.values: dict[CallKey, Value] = {}
         """What each call gave."""
         self.recorder = PassRecorder(model) if operations else None
@@ -133,14 +133,12 @@ class RecordedCalls:
         self._count = len(inputs)
         self._previous: Any = None
         """What the latest call returned: a value, or without a record its tensor."""
-        with ExitStack() as stack:
+        with ExitStack() as end_of_pass:
             if self.recorder is not None:
                 with calculating(inputs.x.device.type, create_graph=True):
-                    x = inputs.x.detach().clone()
-                    if x.is_floating_point():
-                        x = x.requires_grad_().clone()
+                    x = input_copy(inputs.x)
                     self.recorder.add_input(x)
-                record_until(stack, self.recorder)
+                record_until(end_of_pass, self.recorder)
                 inputs = inputs.replaced(x)
             self.output, self.ran = run_noting_calls(model, inputs, self._take, grad=operations)
 
@@ -158,6 +156,7 @@ class RecordedCalls:
         depends = True
         if self.recorder is not None:
             returned = self.recorder.value_of(without_proxy(tensor))
+            # among several tensors in an output, one may be handed on unused
             again = output is not tensor and returned in self.values.values()
             # what left the record may have come back as a constant
             depends = returned.depends or bool(self.recorder.unseen)
@@ -168,22 +167,24 @@ class RecordedCalls:
         frames = layouts.frames_in_batch(shape, self._size, self._count)
         if frames or shape[:1] == (self._count,):
             shape = (frames or 1, *shape[1:])
-        elif len(shape) == 3 and shape[1] == self._count:
+        elif len(shape) == 3 and shape[1] == self._count:  # tokens before images
             shape = (shape[0], 1, shape[2])
         # the values of a spectrum lie nowhere
         reading = LayoutReading() if tensor.is_complex() else layouts.read_shape(shape, self._size)
         if reading.open:
-            self.open[key] = replace(reading, channels_first=_has_channels_first(returned))
+            channels_first = _has_channels_first(returned)
+            self.open_layouts[key] = replace(reading, channels_first=channels_first)
         grid = None if reading.open else reading.likeliest  # open layouts are decided later
+        name, number = key
         self.calls.append(
             ModuleCall(
-                key[0],
-                type(module).__name__,
-                shape,
-                grid,
-                passes_on,
-                again and not passes_on,
-                key[1],
+                name=name,
+                kind=type(module).__name__,
+                shape=shape,
+                grid=grid,
+                passes_on=passes_on,
+                again=again and not passes_on,
+                number=number,
                 depends=depends,
             )
         )
@@ -191,20 +192,20 @@ class RecordedCalls:
 
 def _has_channels_first(value: Any) -> bool:
     """Whether a value was computed by a convolution or an interpolation, and by what keeps its
-    layout."""
+    layout. False without a record, where the value is a tensor."""
     while isinstance(value, Value) and value.step is not None:
         step = value.step
         operation = step.operation
         if operation.kind == "convolution" or operation.has("resizes"):
             return True
-        keeps = step.is_pointwise or operation.kind == "batchnorm"
-        same = slice(None)
+        keeps_layout = step.is_pointwise or operation.kind == "batchnorm"
+        sides = slice(None)
         if operation.has("reshapes") and len(value.shape) > 3:
             # instance normalisation takes the channels of all images for those of one
-            keeps = True
-            same = slice(2, None)
-        alike = [read for read in step.inputs if keeps and read.shape[same] == value.shape[same]]
-        value = alike[0] if alike else None
+            keeps_layout = True
+            sides = slice(2, None)
+        alike = [read for read in step.inputs if read.shape[sides] == value.shape[sides]]
+        value = alike[0] if alike and keeps_layout else None
     return False
 
 

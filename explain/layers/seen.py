@@ -19,13 +19,13 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
     copy = value = photo
     readers = Readers(steps)
     while (step := readers.only(value)) is not None:
-        is_copied = is_move(step) or step.is_pointwise
+        copies = is_move(step) or step.is_pointwise
         signals = [read for read in step.inputs if read.depends]
-        if not is_copied or signals != [value] or len(step.outputs) != 1:
+        if not copies or signals != [value] or len(step.outputs) != 1:
             break
         value = step.output
-        is_photo = value.tensor.is_floating_point() and len(value.shape) == 4
-        if is_photo and value.shape[0] == photo.shape[0]:
+        are_images = value.tensor.is_floating_point() and len(value.shape) == 4
+        if are_images and value.shape[0] == photo.shape[0]:
             copy = value
     return copy
 
@@ -41,19 +41,23 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
         for value in pixels.intersection(step.inputs):
             signals = [other for other in step.inputs if other in looks.fields]
             is_shifted = is_move(step) or step.operation.has("resizes")
+            # the sum of two copies of the image is no copy of it
             if is_shifted or (step.is_pointwise and len(signals) == 1):
                 pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
             rows, columns = centres(looks.fields[value])
             is_row = (rows >= 0) & (rows < seen.shape[0])
             is_column = (columns >= 0) & (columns < seen.shape[1])
-            read = is_row & is_column & _read(step, value)
+            is_read = is_row & is_column & _is_read(step, value)
             seen_here = torch.zeros_like(seen)
-            read_rows, read_columns = (places.expand_as(read)[read] for places in (rows, columns))
+            read_rows, read_columns = (
+                places.expand_as(is_read)[is_read] for places in (rows, columns)
+            )
             seen_here[read_rows.long(), read_columns.long()] = True
             seen |= _grown(seen_here, rows, columns)
             if bool(seen.all()):
                 return None
+    # if nothing is known to be seen, all may be
     return seen if bool(seen.any()) else None
 
 
@@ -63,28 +67,34 @@ def _grown(seen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     gaps = [places.diff(dim=dim).abs() for places in (rows, columns) for dim in (-2, -1)]
     gap = max(float(of_dim.nanmedian()) for of_dim in gaps if of_dim.numel())
     beside = math.floor(gap / 2)
-    wide = F.max_pool2d(seen[None, None].float(), 2 * beside + 1, 1, beside)
+    wide = F.max_pool2d(
+        seen[None, None].float(), kernel_size=2 * beside + 1, stride=1, padding=beside
+    )
     return wide[0, 0].bool()
 
 
-def _read(step: Step, value: Value) -> Tensor:
+def _is_read(step: Step, value: Value) -> Tensor:
     """What a step reads of a map ``(N, C, h, w)``, all that lies between included: truth values
     that broadcast to it."""
     device = value.tensor.device
-    is_convolution = step.operation.kind == "convolution" and not step.args[6]
+    # a deformable convolution, which reads elsewhere, has no such option
+    is_convolution = step.options.get("transposed") is False
     is_map = step.args[0] is value and len(value.shape) == 4
     if not is_map or not (is_convolution or step.operation.has("samples")):
         return torch.ones([1] * len(value.shape), dtype=torch.bool, device=device)
-    lines: list[Tensor] = []
+    is_read_along_axes: list[Tensor] = []
     for axis, length in enumerate(value.shape[2:]):
         numbers = torch.arange(length, device=device)
         if is_convolution:
-            stride, padding, dilation = ((part * 2)[axis] for part in step.args[3:6])  # or for both
+            # each option has a number for each axis, or one for both
+            stride, padding, dilation = ((option * 2)[axis] for option in step.args[3:6])
             window = dilation * (step.args[1].shape[axis + 2] - 1)
             last = (step.output.shape[axis + 2] - 1) * stride + window - padding
-            lines.append(numbers <= last)
+            is_read_along_axes.append(numbers <= last)  # a stride may leave some at the end
         else:
+            # from -1 to 1, columns before rows
             sampled = (step.args[1].tensor[..., 1 - axis] + 1) * (length / 2) - 0.5
-            lines.append((numbers >= sampled.min().floor()) & (numbers <= sampled.max().ceil()))
-    rows, columns = lines
+            is_after_first = numbers >= sampled.min().floor()
+            is_read_along_axes.append(is_after_first & (numbers <= sampled.max().ceil()))
+    rows, columns = is_read_along_axes
     return rows[:, None] & columns

@@ -139,6 +139,7 @@ class Stitched(nn.Module):
         for length, side in zip(size, self.sides(size), strict=True):
             last = max(length - side, 0)
             apart = max(1, int(side * (1 - self.overlap)))
+            # what would reach beyond the edge stands at the edge
             starts.append([min(start, last) for start in range(0, last + apart, apart)])
         return starts
 
@@ -146,23 +147,21 @@ class Stitched(nn.Module):
         """Cut images ``(N, C, H, W)`` into their windows, row by row; small images are padded with
         zeros. In the order of `starts`; views of the images where nothing is padded."""
         size = x.shape[2:]
-        sides = self.sides(x.shape[2:])
+        sides = self.sides(size)
         missing = [max(side - length, 0) for length, side in zip(size, sides, strict=True)]
         if any(missing):
-            x = F.pad(
-                x,
-                [
-                    part
-                    for padding in reversed(missing)
-                    for part in (padding // 2, padding - padding // 2)
-                ],
-            )
+            halves = [
+                half
+                for padding in reversed(missing)  # the last dimension comes first
+                for half in (padding // 2, padding - padding // 2)
+            ]
+            x = F.pad(x, halves)
         slices_by_side = [
             [slice(start, start + side) for start in side_starts]
             for side_starts, side in zip(self.starts(size), sides, strict=True)
         ]
-        index: Any = ...
-        return [x[(index, *window_slices)] for window_slices in product(*slices_by_side)]
+        all_before: Any = ...  # all images and channels
+        return [x[(all_before, *window_slices)] for window_slices in product(*slices_by_side)]
 
     def stitch(self, parts: Sequence[Tensor], size: Size) -> Tensor:
         """Stitch what the windows gave, ``(N, K, h, w)`` each, to ``(N, K, H, W)`` for images of
@@ -179,15 +178,11 @@ class Stitched(nn.Module):
             weights * (part if part.shape[2:] == sides else enlarge(part, sides)) for part in parts
         ]
         lengths = [max(length, side) for length, side in zip(size, sides, strict=True)]
-        stitched = sum_of_windows(parts, starts, lengths) / sum_of_windows(
-            [weights] * len(parts), starts, lengths
-        )
+        total_weights = sum_of_windows([weights] * len(parts), starts, lengths)
+        stitched = sum_of_windows(parts, starts, lengths) / total_weights
         for dim, (length, padded_length) in enumerate(zip(size, lengths, strict=True), start=2):
-            stitched = (
-                stitched
-                if length == padded_length
-                else stitched.narrow(dim, (padded_length - length) // 2, length)
-            )
+            if length < padded_length:  # half of the padding lies before the image
+                stitched = stitched.narrow(dim, (padded_length - length) // 2, length)
         return stitched
 
     def stitch_maps(
@@ -232,7 +227,7 @@ def sum_of_windows(
 ) -> Tensor:
     """Lay the maps of windows down at their ``starts`` along each side, row by row, and add them
     where they overlap. ``lengths`` are the sides of the whole."""
-    # each row of windows is joined first, so that no more is added than needed
+    # each row of windows is joined first, along the last side, so that no more is added than needed
     for dim, length in reversed(list(enumerate(lengths))):
         rows = [
             parts[first_part : first_part + len(starts[dim])]

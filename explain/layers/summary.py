@@ -156,6 +156,7 @@ def summarize(
         try:
             return _summarize_once(model, inputs.first(), with_record)
         except Exception as error:
+            # of our own errors, only that a program computes other layers for one image
             is_refusal = not isinstance(error, ExplainError) or isinstance(error, OtherLayersError)
             if not is_refusal or len(inputs) == 1 or came_by_signal(error):
                 raise
@@ -170,9 +171,11 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
     output = recorded.output
     calls = recorded.calls
     chosen = dict[Any, Any]()
-    if recorded.open:
+    if recorded.open_layouts:
         chosen[PLACES] = locate_tensors(model, inputs, calls, recorded)
-        calls = [laid_out(call, recorded.open.get(call.key), chosen[PLACES]) for call in calls]
+        calls = [
+            laid_out(call, recorded.open_layouts.get(call.key), chosen[PLACES]) for call in calls
+        ]
     last_numbers = {call.name: call.number for call in calls}
     calls = [replace(call, last=call.number == last_numbers[call.name]) for call in calls]
     tensors = tensors_in(output)
@@ -184,6 +187,7 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
     class_maps = read_class_maps(output, len(inputs))
     if class_maps is not None:  # class maps may be smaller than the input
         answers.add(class_maps.maps.shape[1])
+    # one number alone may have no dimension
     tensors_of_images = [
         tensor for tensor in tensors if tensor.ndim == 0 or len(tensor) == len(inputs)
     ]
@@ -197,8 +201,8 @@ def _summarize_once(model: nn.Module, inputs: Inputs, with_record: bool) -> Forw
         recorded.release()
     return ForwardSummary(
         tuple(calls),
-        gives_scores,
-        frozenset(answers),
+        gives_scores=gives_scores,
+        answers=frozenset(answers),
         outputs=len(tensors),
         ran=tuple(recorded.ran),
         chosen=chosen,

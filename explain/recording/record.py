@@ -33,7 +33,9 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
     True
     """
     recorder = PassRecorder(model)
-    copied_args, copied_kwargs = nested.replace((args, kwargs), lambda _, tensor: _source(tensor))
+    copied_args, copied_kwargs = nested.replace(
+        (args, kwargs), lambda _, tensor: input_copy(tensor)
+    )
     for _, tensor in nested.paths((copied_args, copied_kwargs)):
         recorder.add_input(tensor)
     with ExitStack() as stack:
@@ -79,9 +81,10 @@ def finished(recorder: PassRecorder, output: Any) -> Recording:
     return recording
 
 
-def _source(tensor: Tensor) -> Tensor:
+def input_copy(tensor: Tensor) -> Tensor:
     """A copy of an input that a gradient can be asked for, and that may be written into."""
     source = tensor.detach().clone()
     if not (source.is_floating_point() or source.is_complex()):
         return source
+    # autograd lets nobody write into a leaf, but into what is computed from one
     return source.requires_grad_().clone()

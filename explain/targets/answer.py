@@ -118,9 +118,9 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     inputs = replace(inputs, kwargs=kwargs, explained=list(inputs.paths))
     _check_prompts(inputs)
     inputs = _with_padding(model, inputs)
-    end = _ends(inputs.kwargs)[:, None] - 1
+    last_place = _ends(inputs.kwargs)[:, None] - 1  # of each prompt
     with torch.no_grad(), untouched(model):
-        logits_without = _at(_next_token_logits(inputs.call(model), inputs.kwargs), end)
+        logits_without = _at(_next_token_logits(inputs.call(model), inputs.kwargs), last_place)
     ids = _ids(model, inputs, answers[0])
     if not image_ids_of(model).isdisjoint(ids):
         raise TargetError(
@@ -130,10 +130,11 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     inputs_with_answer = _behind(inputs, ids)
     with torch.no_grad(), untouched(model):
         output = inputs_with_answer.call(model)
-        logits_with = _at(_next_token_logits(output, inputs_with_answer.kwargs), end)
+        logits_with = _at(_next_token_logits(output, inputs_with_answer.kwargs), last_place)
         layer, embedded = find_embedding(
             model, inputs_with_answer.kwargs["input_ids"], lambda: inputs_with_answer.call(model)
         )
+    # the first word must be as probable without the answer behind it, or one pass cannot give all
     slack = max(1e-3, 8 * torch.finfo(logits_with.dtype).eps)  # half precision rounds coarsely
     largest = float(logits_with.abs().max())
     if not torch.allclose(logits_without, logits_with, rtol=slack, atol=slack * largest):
@@ -143,6 +144,7 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         )
     tokenizer = tokenizer_of(model)
     token_texts = token_names(tokenizer, ids)
+    # tokens without texts are words of their own
     words = words_of(token_texts) if any(token_texts) else [[place] for place in range(len(ids))]
     scoring_model = copy.copy(model)  # its modules, parameters and hooks are those of the model
     scoring_model.forward = partial(
@@ -153,10 +155,14 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         return scoring_model, inputs_with_answer, {}
     names = _prompt_words(model, inputs_with_answer, tokenizer)
     kwargs = {**inputs_with_answer.kwargs, "words": embedded.to(inputs.x)}
-    explained = Inputs(
-        inputs_with_answer.args, kwargs, [inputs.path, "words"], inputs.shared, inputs.layout
+    inputs_with_words = Inputs(
+        inputs_with_answer.args,
+        kwargs,
+        explained=[inputs.path, "words"],
+        shared=inputs.shared,
+        layout=inputs.layout,
     )
-    return scoring_model, explained, {"words": names}
+    return scoring_model, inputs_with_words, {"words": names}
 
 
 def with_prompt(
@@ -165,7 +171,7 @@ def with_prompt(
     """Return a model that takes "decoder_input_ids" (TrOCR, Donut) as one that takes "input_ids",
     with its arguments; other models as they are."""
     kwargs = dict(kwargs)
-    if not {"input_ids", "attention_mask"}.isdisjoint(kwargs):
+    if not {"input_ids", "attention_mask"}.isdisjoint(kwargs):  # there is a prompt
         return model, kwargs
     has_decoder = decodes(model)
     prompt = kwargs.pop(DECODER, None) if has_decoder else None
@@ -180,7 +186,7 @@ def with_prompt(
     if not has_decoder:
         return model, kwargs
     kwargs["attention_mask"] = kwargs.pop("decoder_attention_mask", torch.ones_like(prompt))
-    decoding_model = copy.copy(model)
+    decoding_model = copy.copy(model)  # its modules, parameters and hooks are those of the model
     decoding_model.forward = partial(_decode, model.forward)
     return decoding_model, kwargs
 
@@ -262,18 +268,14 @@ def _log_probabilities(
             group.forward(layer, lambda module, args, output: words)
         output = run(*args, **kwargs)
     count = len(kwargs["input_ids"])
+    # each token's logits are at the one before it
     first_places = _ends(kwargs)[:, None] - len(ids) - 1
-    logits = _at(
-        _next_token_logits(output, kwargs),
-        first_places + torch.arange(len(ids), device=first_places.device),
-    )
+    places = first_places + torch.arange(len(ids), device=first_places.device)
+    logits = _at(_next_token_logits(output, kwargs), places)
     tokens = torch.tensor(ids, device=logits.device).expand(count, -1)
-    token_log_probabilities = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    return {
-        "answer": torch.stack(
-            [token_log_probabilities[:, places].sum(1) for places in words_of_answer], 1
-        )
-    }
+    of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    of_words = [of_tokens[:, places_of_word].sum(1) for places_of_word in words_of_answer]
+    return {"answer": torch.stack(of_words, 1)}
 
 
 class JointTokens(NamedTuple):
@@ -300,14 +302,14 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> Joint
     size: tuple[int, ...] = ()
     if "image_grid_thw" in inputs.kwargs:
         _, rows, columns = inputs.kwargs["image_grid_thw"][0].tolist()
-        merge = round((rows * columns / len(places)) ** 0.5)
+        merge = round((rows * columns / len(places)) ** 0.5)  # patches a side of one token
         size = (rows // merge, columns // merge)
+    # each token's logits are at the one before it
     starts = (_ends(inputs.kwargs) - answer_length - 1).tolist()
     if len(set(starts)) == 1:
         starts = starts[:1]
-    return JointTokens(
-        ids.shape[1], places, [range(start, start + answer_length) for start in starts], size
-    )
+    read = [range(start, start + answer_length) for start in starts]
+    return JointTokens(ids.shape[1], photo=places, read=read, size=size)
 
 
 def _next_token_logits(output: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -332,6 +334,7 @@ def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
     prompt = inputs.kwargs["input_ids"]
     if "attention_mask" in inputs.kwargs:
         return inputs
+    # a token that pads and also ends texts may be the end of a prompt
     fillers = ids_of(model, "pad_token_id") - ids_of(model, "eos_token_id")
     is_token = ~torch.isin(prompt, torch.tensor(sorted(fillers), device=prompt.device))
     # true up to the last token that is no padding
@@ -373,7 +376,7 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
                 inserted = row[..., end - 1 : end] + torch.arange(
                     1, len(ids) + 1, device=row.device
                 )
-            else:
+            else:  # the answer is read, and marked as such; other masks do not count it
                 inserted = row.new_full((len(ids),), name in ("attention_mask", "token_type_ids"))
             rows.append(torch.cat([row[..., :end], inserted, row[..., end:]], -1))
         longer_inputs[name] = torch.stack(rows, -2)
@@ -421,11 +424,10 @@ def own_answer(model: nn.Module, inputs: Inputs) -> TokenIds:
             output = inputs_with_answer.call(model)
             logits = _next_token_logits(output, inputs_with_answer.kwargs)
             scores = logits[0, last_place + len(answer)].clone()
-            scores[
-                _image_ids(model, scores.device)
-            ] = -torch.inf  # tokens that stand for patches are no answer
+            # tokens that stand for patches are no answer
+            scores[_image_ids(model, scores.device)] = -torch.inf
             best = int(scores.argmax())
-            if best in ends and answer:
+            if best in ends and answer:  # an answer has a token at least
                 break
             answer += (best,)
     return answer

@@ -239,14 +239,15 @@ def find_logits(output: Any, count: int) -> torch.Tensor:
     """
     scores = find_scores(output, count)
     reader = READER.get()
+    # among several tensors, it may not have been sure which holds the scores
     if reader is not None and not isinstance(output, torch.Tensor):
         reader.say_if_unsure()
     if scores is not None:
         return scores if scores.ndim == 2 else scores.reshape(count, 1)
     first_tensor = next(iter(_tensors(output, SCORES)), None)
-    image = output[0] if isinstance(output, (tuple, list)) and output else output
+    of_image = output[0] if isinstance(output, (tuple, list)) and output else output
     remedy = ""
-    if isinstance(image, Mapping) and {"boxes", "scores"} <= set(image):
+    if isinstance(of_image, Mapping) and {"boxes", "scores"} <= set(of_image):
         remedy = "for a detector take explain.targets.Detections(label), or "
     elif first_tensor is not None and first_tensor.ndim == 4:
         remedy = "for a map of classes take explain.targets.Segmentation(category), or "
@@ -284,15 +285,14 @@ def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:
     per_image_tensors = {key: t for key, t in tensors if t.ndim in (1, 2) and len(t) == count}
     if any(tensor.ndim == 2 for tensor in per_image_tensors.values()):
         floating_tensors = {key: t for key, t in per_image_tensors.items() if t.is_floating_point()}
+        # rows of scores before single numbers
         return dict(
             sorted((floating_tensors or per_image_tensors).items(), key=lambda item: -item[1].ndim)
         )
     first_tensor = next(iter(_tensors(output, SCORES)), None)
-    return (
-        {}
-        if first_tensor is None or first_tensor.ndim > 1 or first_tensor.numel() != count
-        else {(): first_tensor}
-    )
+    if first_tensor is not None and first_tensor.ndim <= 1 and first_tensor.numel() == count:
+        return {(): first_tensor}
+    return {}
 
 
 def _tensors(output: Any, names: Sequence[str]) -> list[torch.Tensor]:

@@ -250,13 +250,13 @@ class Predicted(Target):
 
     def limits(self, count: int) -> torch.Tensor:
         """From which probability on each of ``count`` labels is predicted: ``(count,)`` float64."""
-        limits = torch.full((count,), THRESHOLD, dtype=torch.float64, device="cpu")
+        thresholds = torch.full((count,), THRESHOLD, dtype=torch.float64, device="cpu")
         if isinstance(self.threshold, Mapping):
             for index, value in self.threshold.items():
-                limits[class_index(int(index), count)] = value
+                thresholds[class_index(int(index), count)] = value
         elif self.threshold is not None:
-            limits[:] = self.threshold
-        return limits
+            thresholds[:] = self.threshold
+        return thresholds
 
     def classes_in(self, probabilities: torch.Tensor, kind: Kind) -> list[ClassTarget]:
         """The classes that are predicted of one photo, the most probable first, from the
@@ -279,23 +279,23 @@ class Predicted(Target):
         """
         if _has_class_scores(output, 1):
             return None
-        layout = detector_outputs.find_layout(output, 1, size)
-        if layout is None:
+        boxes = detector_outputs.find_layout(output, 1, size)
+        if boxes is None:
             return None
-        usual = detections.Detections.threshold
-        limits: Mapping[Any, float] = {}
+        default = detections.Detections.threshold  # of classes that have none of their own
+        thresholds: Mapping[Any, float] = {}
         if isinstance(self.threshold, Mapping):
             count = len(categories or ())
-            limits = {from_start(int(i), count): value for i, value in self.threshold.items()}
+            thresholds = {from_start(int(i), count): value for i, value in self.threshold.items()}
         elif self.threshold is not None:
-            usual = self.threshold
+            default = self.threshold
         # an index counts the detections of a class above one threshold: the least of all classes
-        least = min([usual, *limits.values()])
+        least = min([default, *thresholds.values()])
         chosen: list[Target] = []
         counts: Counter[int] = Counter()
         all_boxes = detections.Detections(size=size, threshold=least)
-        for cell, category in all_boxes.detected(output, 1, 0):
-            if float(layout.scores[0][cell, category]) > limits.get(category, usual):
+        for cell, category in all_boxes.detected(output, count=1, image=0):
+            if float(boxes.scores[0][cell, category]) > thresholds.get(category, default):
                 name = Category(category, class_label(categories, category))
                 index = counts[category]
                 chosen.append(detections.Detections(name, index=index, threshold=least))
@@ -303,7 +303,7 @@ class Predicted(Target):
         if not chosen:
             raise detections.NotDetectedError(
                 f"target 'all' must be detected on {image_name(0)} with a score above "
-                f"{usual:g}, but nothing is; lower the threshold, or name a target"
+                f"{default:g}, but nothing is; lower the threshold, or name a target"
             )
         return chosen
 
@@ -379,7 +379,7 @@ class Similarity(Target):
         """Check the embedding to compare with, and flatten it to ``(D,)`` or ``(N, D)``."""
         embedding = torch.as_tensor(self.embedding).detach()
         flat = embedding.flatten(1) if embedding.ndim > 1 else embedding
-        flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat
+        flat = flat[0] if flat.ndim == 2 and len(flat) == 1 else flat  # one for all images
         if flat.ndim == 0 or bool((flat == 0).all(-1).any()):
             raise TargetError(
                 "embedding must hold numbers (D,) or (N, D), not only zeros, got shape "

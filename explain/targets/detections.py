@@ -186,6 +186,7 @@ class Detections(CheckedTarget):
             corners = boxes.boxes[image].detach()
             for cell, label in self._find(boxes, image, wanted[image]):
                 scores = boxes.scores[image][:, label].detach()
+                # of boxes that coincide, it is found again by its rank
                 candidates, _ = coinciding(scores, corners, corners[cell])
                 images.append(image)
                 resolved_labels.append(label)
@@ -194,10 +195,10 @@ class Detections(CheckedTarget):
         found_boxes = torch.stack(resolved_boxes)
         return Detected(
             self.name,
-            tuple(images),
-            tuple(resolved_labels),
-            found_boxes,
-            tuple(ranks),
+            images=tuple(images),
+            labels=tuple(resolved_labels),
+            boxes=found_boxes,
+            ranks=tuple(ranks),
             compared=found_boxes if self.box is None else wanted.to(found_boxes),
             overlap=self.overlap,
             of=self.of,
@@ -249,11 +250,17 @@ class Detections(CheckedTarget):
         label = self._label(image)
         if wanted is not None:
             return [self._nearest(boxes, image, label, wanted)]
-        detected = self._detected(boxes, image, label)
-        candidates = [one for one in detected if self._is_around_point(boxes.boxes[image][one[0]])]
+        corners = boxes.boxes[image]
+        candidates = [
+            (cell, category)
+            for cell, category in self._detected(boxes, image, label)
+            if self._is_around_point(corners[cell])
+        ]
         if self.index == "all":
             scores = boxes.scores[image].detach()
-            chosen = [one for one in candidates if scores[one] > self.threshold] or candidates[:1]
+            # after suppression, what is listed may lie below the threshold
+            above = [pair for pair in candidates if scores[pair] > self.threshold]
+            chosen = above or candidates[:1]
         else:
             chosen = candidates[self.index : self.index + 1]
         if chosen:
@@ -309,7 +316,7 @@ class Detections(CheckedTarget):
             if overlap_share >= self.overlap:
                 return cell, category
             words = self._words(corners[cell], category, image)
-            overlap = max(overlap_share, 0.0)
+            overlap = max(overlap_share, 0.0)  # below 0 without any
             nearest = f"the nearest, {words}, overlaps it by {overlap:.2f}; give that"
         raise TargetError(
             f"target {self.name} must overlap a box that the model gives for {_photo(image)} by "
@@ -353,9 +360,12 @@ class Detected(Target):
         # after suppression, each box has one label
         if not boxes.dense or self.of not in ("score", "logit") or len(self.images) > count:
             return None
-        of_images = [boxes.scores[i][self._matched(boxes, i)[0]].detach() for i in range(count)]
+        of_images = []
+        for image in range(count):
+            cell, _ = self._matched(boxes, image)
+            of_images.append(boxes.scores[image][cell].detach())
         scores = torch.stack(of_images)
-        if scores.isinf().any():
+        if scores.isinf().any():  # labels that a box does not have
             return None
         return scores, torch.tensor(self.labels, device=scores.device)
 
@@ -373,6 +383,7 @@ class Detected(Target):
             if scores.numel():
                 label_scores = _of_label(scores, self.labels[number]).amax(1).float()
                 similarity = overlaps(boxes.boxes[image], self.boxes[number]) * label_scores
+                # 0 times minus infinity is NaN
                 best[image] += torch.where(label_scores > -torch.inf, similarity, 0.0).max()
         return best
 
@@ -419,6 +430,7 @@ class Detected(Target):
         cell, overlap_share = self._matched(boxes, number)
         if overlap_share < 0:
             return None
+        # sides and logits are those of the nearest box, however little that overlaps
         if self.of in SIDES:
             return corners[cell, SIDES.index(self.of)]
         if self.of == "logit":
@@ -479,8 +491,10 @@ def coinciding(
     """
     overlap_shares = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
     nearest = overlap_shares.topk(min(least, len(overlap_shares))).values
-    enough = min(nearest[-1], NEAR * nearest[0] if nearest[0] > 0 else nearest[0])
-    near = (overlap_shares >= enough).nonzero()[:, 0]
+    best = nearest[0]
+    # nine tenths of -1 are more than -1
+    near_best = NEAR * best if best > 0 else best
+    near = (overlap_shares >= min(nearest[-1], near_best)).nonzero()[:, 0]
     cells = near[scores[near].sort(descending=True, stable=True).indices]
     return cells, overlap_shares[cells]
 
@@ -524,7 +538,8 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     union = areas + (box[2:] - box[:2]).prod() - intersections
     is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # equal boxes without an area
-    return torch.where(is_same, 1.0, intersections / union.clamp(min=torch.finfo(union.dtype).tiny))
+    shares = intersections / union.clamp(min=torch.finfo(union.dtype).tiny)
+    return torch.where(is_same, 1.0, shares)
 
 
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
@@ -550,6 +565,7 @@ class Place(Detections):
         """
         if find_layout(output, count, self.size) is not None:
             return super().resolved(output, count)
+        # of maps, the model's input gives the place, and "cup@2" has none
         if self.size is None or (self.box is None and self.point is None):
             raise TargetError(
                 f"target {self.name} must have a model that returns boxes; use Segmentation for "

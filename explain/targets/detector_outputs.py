@@ -119,13 +119,13 @@ def find_layout(
     """Return the boxes of an output in the first layout that fits, or in that of ``decode``, or
     None. Maps of a segmenter may look like boxes; they count only if the model ``is_detector``."""
     readings = _readings.get()
-    if readings is None:
+    if readings is None:  # outside of `reading_once`, nothing is kept
         readings = {}
     if readings.get("output") is not output:
         readings.clear()
         readings["output"] = output
     reading_options = (count, size, torch.is_grad_enabled(), is_detector)
-    layout = id(decode) if callable(decode) else decode
+    layout = id(decode) if callable(decode) else decode  # of a function, its identity
     if (reading_options, layout) not in readings:
         if callable(decode):
             boxes: Boxes | None = _decoded(output, count, decode)
@@ -133,6 +133,7 @@ def find_layout(
             boxes = _in_layout(output, count, size, decode, is_detector)
         if boxes is not None:
             boxes = _without_broken(boxes)
+            # a target that was resolved asks for this layout by its name
             readings[reading_options, layout or boxes.layout] = boxes
         readings[reading_options, layout] = boxes
     boxes_in_layout: Boxes | None = readings[reading_options, layout]
@@ -206,10 +207,10 @@ def _of_results(results: Sequence[Any]) -> Boxes:
     after suppression. What fills up a list of detections has a label below 0.
     """
     labels_of_all = torch.cat([labels for _, labels, _ in results])
-    classes = 1 + max(labels_of_all.tolist(), default=0)
+    classes = 1 + max([0, *labels_of_all.tolist()])
     scores_of_images = []
     for _, labels, scores in results:
-        empty_scores = scores.new_full((len(scores), max(classes, 1)), -torch.inf)
+        empty_scores = scores.new_full((len(scores), classes), -torch.inf)
         labelled = scores.masked_fill(labels < 0, -torch.inf)
         scores_of_images.append(
             empty_scores.scatter(1, labels.clamp(min=0)[:, None], labelled[:, None])
@@ -220,13 +221,12 @@ def _of_results(results: Sequence[Any]) -> Boxes:
 def _result(image: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """The boxes, labels and scores ``(Q,)`` of one image in a detector's result; None where one is
     missing. A label that is NaN becomes -1."""
-    fields = items_named(image, ("boxes", "labels", "scores"))
-    for holder in items_named(image, ("obb", "boxes")):
-        if not isinstance(fields[1], torch.Tensor):
-            fields = items_named(holder, ("xyxy", "cls", "conf"))
-    if not all(isinstance(part, torch.Tensor) for part in fields):
+    boxes, labels, scores = items_named(image, ("boxes", "labels", "scores"))
+    for holder in items_named(image, ("obb", "boxes")):  # ultralytics' objects with all three
+        if not isinstance(labels, torch.Tensor):
+            boxes, labels, scores = items_named(holder, ("xyxy", "cls", "conf"))
+    if not all(isinstance(part, torch.Tensor) for part in (boxes, labels, scores)):
         return None
-    boxes, labels, scores = fields
     if labels.ndim != 1 or not len(boxes) == len(labels) == len(scores):
         return None
     return boxes, torch.where(labels.isnan(), -1, labels.long()), scores
@@ -259,7 +259,8 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
         return None
     boxes = _around(shares[..., :2], shares[..., 2:])
     if size is not None:
-        boxes = boxes * boxes.new_tensor([size[-1], size[-2]] * 2)
+        height, width = size[-2:]
+        boxes = boxes * boxes.new_tensor([width, height, width, height])
     if not background:
         return Boxes(logits.sigmoid(), boxes, logits)
     scores = logits.softmax(-1)
@@ -280,7 +281,8 @@ def _rtdetr(output: Any, count: int, size: Size | None) -> Boxes | None:
         return None
     if not all(isinstance(part, torch.Tensor) and part.ndim == 4 for part in layers[:2]):
         return None
-    last = {"logits": layers[1][-1], "pred_boxes": layers[0][-1]}
+    boxes_of_layers, logits_of_layers, *_ = layers
+    last = {"logits": logits_of_layers[-1], "pred_boxes": boxes_of_layers[-1]}
     return _queries(last, count, size, background=False)
 
 
@@ -299,13 +301,14 @@ def _ends_in_no_object(output: Any, count: int) -> bool:
 def _are_corners(output: Any, count: int) -> bool:
     """Whether the rows ``(N, Q, 6)`` of a detector are corners, score and label (YOLOv10), rather
     than middle, size and two shares."""
-    rows = _tensor(output, count)
-    if rows is None or rows.shape[2] - 6 not in (0, _after_label(rows, output)):
+    rows = _final_rows(output, count)
+    if rows is None:
         return False
-    fractions = (rows[..., 5] != rows[..., 5].round()) & ~rows[..., 5].isnan()
-    has_angle = rows.shape[2] == 7
-    swapped = (rows[..., 2:4] < rows[..., :2]).any(-1) & (not has_angle)
-    return not bool((fractions | swapped).any())
+    labels = rows[..., 5]
+    is_fraction = (labels != labels.round()) & ~labels.isnan()
+    # a turned box has middle and size where others have corners
+    is_swapped = (rows[..., 2:4] < rows[..., :2]).any(-1) & (not _has_angle(rows))
+    return not bool((is_fraction | is_swapped).any())
 
 
 def _has_columns_in(columns: int, output: Any, count: int) -> bool:
@@ -322,21 +325,38 @@ def _has_columns_in(columns: int, output: Any, count: int) -> bool:
             cells[path[:-1]] = cells.get(path[:-1], 0) + math.prod(tensor.shape[1:4])
     # cells are as many as the maps beside the table have; without such maps, more than columns
     counts = set(cells.values())
+    length = table.shape[3 - columns]  # of the other dimension
     if counts.isdisjoint(table.shape[1:]):
-        return table.shape[columns] <= table.shape[3 - columns]
-    return table.shape[3 - columns] in counts
+        return table.shape[columns] <= length
+    return length in counts
 
 
 def _end_to_end(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """The rows ``(N, Q, 6)`` of YOLOv10 and YOLO26: corners, score and label of final boxes; None
-    for others. Factors of masks, key points or an angle (a turned box) may follow.
-    """
-    rows = _tensor(output, count)
-    if rows is None or rows.shape[2] - 6 not in (0, _after_label(rows, output)):
+    """The rows of YOLOv10 and YOLO26: corners, score and label of final boxes; None for others."""
+    rows = _final_rows(output, count)
+    if rows is None:
         return None
-    corners = _around_turned(rows) if rows.shape[2] == 7 else rows[..., :4]
-    labels = torch.where(rows[..., 5].isnan(), -1, rows[..., 5].long())
-    return _of_results(list(zip(corners, labels, rows[..., 4], strict=True)))
+    corners = _around_turned(rows) if _has_angle(rows) else rows[..., :4]
+    scores = rows[..., 4]
+    labels = rows[..., 5]
+    # a label below 0 marks what is no detection
+    labels = torch.where(labels.isnan(), -1, labels.long())
+    return _of_results(list(zip(corners, labels, scores, strict=True)))
+
+
+def _final_rows(output: Any, count: int) -> torch.Tensor | None:
+    """Rows ``(N, Q, 6)`` that may be final boxes with score and label, behind which factors of
+    masks, key points or an angle may follow, if the output has them; None for others."""
+    rows = _tensor(output, count)
+    if rows is None:
+        return None
+    columns_behind = sum(_columns_beside(rows, output, named=True)) or _factors(output)
+    return rows if rows.shape[2] in (6, 6 + columns_behind) else None
+
+
+def _has_angle(rows: torch.Tensor) -> bool:
+    """Whether final rows are of turned boxes, with an angle alone behind the label."""
+    return rows.shape[2] == 7
 
 
 def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -346,15 +366,15 @@ def _yolov8(output: Any, count: int, size: Size | None) -> Boxes | None:
     columns = _tensor(output, count)
     if columns is None or columns.shape[1] < 5:
         return None
-    more = _columns_beside(columns, output)
-    classes = columns.shape[1] - 4 - sum(more)
+    columns_behind = _columns_beside(columns, output)
+    has_angle = 1 in columns_behind  # the part with one column
+    classes = columns.shape[1] - 4 - sum(columns_behind)
     rows = columns.transpose(1, 2)
     scores = rows[..., 4 : 4 + classes]
     if classes < 1 or not _within(scores) or not _in_pixels(rows):
         return None
-    return Boxes(
-        scores, _around_turned(rows) if 1 in more else _around(rows[..., :2], rows[..., 2:4])
-    )
+    boxes = _around_turned(rows) if has_angle else _around(rows[..., :2], rows[..., 2:4])
+    return Boxes(scores, boxes)
 
 
 def _yolov5(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -381,13 +401,14 @@ def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
     rows = _tensor(output, count)
     if rows is None or rows.shape[2] < 6 or size is None:
         return None
+    # probabilities alone are no boxes, and scores have gone through a sigmoid
     if _within(rows[..., :4]) or not _within(rows[..., 4:]):
         return None
     corner_levels = []
     stride_levels = []
     for stride in STRIDES[:3]:
         level = rows.new_empty(size[-2] // stride, size[-1] // stride)
-        corner_levels.append(stride * (cell_middles(level) - 0.5))
+        corner_levels.append(stride * (cell_middles(level) - 0.5))  # what middles count from
         stride_levels.append(rows.new_full((level.numel(), 1), stride))
     strides = torch.cat(stride_levels)  # (cells, 1)
     if len(strides) != rows.shape[1]:
@@ -403,7 +424,7 @@ def _yolov8_maps(output: Any, count: int, size: Size | None) -> Boxes | None:
     maps = _levels(output, count)
     if maps is None or maps[0].shape[1] <= 4 * BINS:
         return None
-    logits, boxes = read_bins(maps, _strides(maps, size), BINS, 0)
+    logits, boxes = read_bins(maps, _strides(maps, size), bins=BINS, first=0)
     return Boxes(logits.sigmoid(), boxes, logits)
 
 
@@ -413,15 +434,16 @@ def _fcos(output: Any, count: int, size: Size | None) -> Boxes | None:
     """
     if not isinstance(output, (list, tuple)) or len(output) not in (2, 3):
         return None
-    maps_of_parts = [_levels(maps, count) for maps in output]
-    if any(maps is None or len(maps) != len(maps_of_parts[0] or ()) for maps in maps_of_parts):
+    levels_of_parts = [levels for part in output if (levels := _levels(part, count)) is not None]
+    level_counts = {len(levels) for levels in levels_of_parts}
+    if len(levels_of_parts) < len(output) or len(level_counts) > 1:
         return None
     logits, distances, *centredness = [
-        torch.cat([level.flatten(2).mT for level in maps or ()], 1) for maps in maps_of_parts
+        torch.cat([level.flatten(2).mT for level in levels], 1) for levels in levels_of_parts
     ]
     if distances.shape[-1] != 4 or any(level.shape[-1] != 1 for level in centredness):
         return None
-    levels = maps_of_parts[0] or []
+    levels = levels_of_parts[0]
     strides = _strides(levels, size)
     middles = torch.cat(
         [stride * cell_middles(level) for level, stride in zip(levels, strides, strict=True)]
@@ -455,8 +477,11 @@ def _anchors(
             boxes_from_sides(middles, deltas * torch.cat([anchor_sizes, anchor_sizes], -1)),
             logits,
         )
-    middles = middles + deltas[..., :2] / scales[0] * anchor_sizes
-    boxes = _around(middles, anchor_sizes * (deltas[..., 2:] / scales[1]).clamp(max=4.135).exp())
+    of_middle, of_size = scales
+    middles = middles + deltas[..., :2] / of_middle * anchor_sizes
+    # torchvision's limit: no box is more than 1000 / 16 times as large as its anchor
+    growths = (deltas[..., 2:] / of_size).clamp(max=4.135).exp()
+    boxes = _around(middles, anchor_sizes * growths)
     if not background:
         return Boxes(logits.sigmoid(), boxes, logits)
     scores = logits.softmax(-1)  # class 0 is the background, and labels count from there
@@ -477,7 +502,7 @@ def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
         return None
     stride = 4.0 if size is None else size[-1] / heat.shape[-1]
     middles = cell_middles(heat)
-    if offset is not None:
+    if offset is not None:  # from the cell's corner
         middles = middles - 0.5 + offset.flatten(2).mT
     boxes = stride * _around(middles, sizes.flatten(2).mT)
     doubt = "" if is_certain else MAYBE_MAPS
@@ -517,7 +542,7 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
         or (len(many_channel_maps) == 1 and len(two_channel_maps) == 2 - len(maps))
     )
     if "heat" not in maps:
-        if not many_channel_maps and two_channel_maps:
+        if not many_channel_maps and two_channel_maps:  # two classes; their map comes first
             many_channel_maps.append(two_channel_maps.pop(0))
         if len(many_channel_maps) != 1:
             return {}, False
@@ -586,14 +611,11 @@ def _columns_beside(columns: torch.Tensor, output: Any, *, named: bool = False) 
     for path, tensor in nested.paths(output):
         if tensor.ndim != 3 or tensor is columns or path[-1] in ("boxes", "scores"):
             continue
-        if isinstance(path[-1], str) if named else tensor.shape[::2] == columns.shape[::2]:
+        # final boxes are fewer than the cells of the parts, which are known by their names then
+        has_same_cells = tensor.shape[::2] == columns.shape[::2]
+        if isinstance(path[-1], str) if named else has_same_cells:
             counts[path[-1]] = tensor.shape[1]
     return list(counts.values())
-
-
-def _after_label(rows: torch.Tensor, output: Any) -> int:
-    """How many columns follow the label in a table ``(N, Q, columns)`` of detections."""
-    return sum(_columns_beside(rows, output, named=True)) or _factors(output)
 
 
 def _levels(output: Any, count: int) -> list[torch.Tensor] | None:
@@ -638,8 +660,8 @@ def read_bins(
     maps: Sequence[torch.Tensor], strides: Sequence[float], bins: int, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Class logits ``(N, cells, K)`` and boxes ``(N, cells, 4)`` from maps ``(N, K + 4 * bins, h,
-    w)``; distances are means of softmaxes over strides ("Generalized Focal Loss", 2020).
-    """
+    w)``, whose bins begin at channel ``first``; distances are means of softmaxes over strides
+    ("Generalized Focal Loss", 2020)."""
     logits = []
     boxes = []
     for raw, stride in zip(maps, strides, strict=True):

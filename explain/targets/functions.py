@@ -71,6 +71,7 @@ class ScoreTarget(Target):
             score = (
                 self.function(output, images=images) if keyword else self.function(output, images)
             )
+        # a function may sum over the images where there is one
         if isinstance(score, torch.Tensor) and score.ndim == 0 and count == 1:
             score = score[None]
         if not isinstance(score, torch.Tensor) or tuple(score.shape) != (count,):
@@ -149,15 +150,14 @@ class Contrast:
         ``(N, K)`` and ``classes`` ``(N,)``; gradients flow through all of these logits.
         """
         target_logits = logits.gather(1, classes[:, None])
-        distance = (
-            (logits - target_logits).detach().abs().scatter(1, classes[:, None], float("inf"))
-        )
+        distances = (logits - target_logits).detach().abs()
+        distances = distances.scatter(1, classes[:, None], float("inf"))  # not itself
         count = min(self.references, logits.shape[1] - 1)
         if count < 1:
             raise TargetError(
                 "target must have another class to compare with, but the model has one; use gradcam"
             )
-        similar = distance.topk(count, dim=1, largest=False).indices
+        similar = distances.topk(count, dim=1, largest=False).indices
         reference_logits = logits.gather(1, similar)
         gaps = target_logits - self.alpha * reference_logits
         if self.kind == "mean":

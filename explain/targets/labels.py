@@ -92,10 +92,11 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
     wanted = _words(label)
     names = [[category] for category in categories]
     synonyms = getattr(categories, "synonyms", ())
-    absent = getattr(categories, "absent", ())
+    absent = [_words(name) for name in getattr(categories, "absent", ())]
+    is_absent = any(_fits(wanted, words, "whole", is_exact=False) for words in absent)
     ways = (("whole", names), ("whole", synonyms), ("end", names), ("end", synonyms))
     for where, names_of_classes in (*ways, ("inside", names)):
-        if where == "end" and any(_fits(wanted, _words(name), "whole", False) for name in absent):
+        if where == "end" and is_absent:
             raise TargetError(
                 f"target {label!r} is not a label of this model, which has no class for it; name "
                 "another"
@@ -153,6 +154,7 @@ def _fits(wanted: tuple[str, ...], words: tuple[str, ...], where: str, is_exact:
         return a == b if is_exact else not _forms(a).isdisjoint(_forms(b))
 
     first_start = 0 if where == "inside" else extra_words
+    # words behind the last wanted one are not compared
     return any(
         all(map(same, wanted, words[start:])) for start in range(first_start, extra_words + 1)
     )
@@ -176,7 +178,7 @@ def _suggestion(label: str, categories: Sequence[str]) -> str:
     """
     typed = " ".join(_words(label))
     suggestions = []
-    if len(typed) >= 3:
+    if len(typed) >= 3:  # a space stands before each word, the first one too
         suggestions = [name for name in categories if f" {typed}" in f" {' '.join(_words(name))}"]
     if not suggestions:
         labels: dict[str, str] = {}

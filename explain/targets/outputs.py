@@ -112,13 +112,13 @@ class Outputs:
             return [self.number(values, categories, 0)] if len(values) == 1 else []
         if len(values) == 1:
             yes = float(values[0])
-            positive = Prediction(self.label(categories, 0, classes=1), yes, 0)
-            negative = Prediction(label_of_no(categories), 1 - yes, None)
+            positive = Prediction(self.label(categories, 0, classes=1), yes, category=0)
+            negative = Prediction(label_of_no(categories), 1 - yes, category=None)
             return [positive, negative] if yes >= THRESHOLD else [negative, positive]
         if self.kind == "classes":
             return self.best(values, categories, most)
-        every = self.best(values, categories, len(values))
-        return [label for label in every if label.value >= THRESHOLD]
+        all_labels = self.best(values, categories, len(values))
+        return [label for label in all_labels if label.value >= THRESHOLD]
 
     def best(
         self, probabilities: torch.Tensor, categories: Sequence[str] | None, most: int
@@ -207,8 +207,7 @@ def outputs_like(
     """Return what a model's outputs ``(N, K, ...)`` are, by ``activation``, or by what ``seen()``
     finds at the network's end; else scores for a softmax, or a number if K is 1."""
     classes = outputs.shape[1]
-    # it would always be certain
-    if activation == "softmax" and classes == 1:
+    if activation == "softmax" and classes == 1:  # it would always be certain
         name = option_name("activation")
         raise ModelError(
             f"{name} must be 'sigmoid' or 'none' for a model with one output, got 'softmax'; leave "
@@ -216,15 +215,15 @@ def outputs_like(
         )
     scores = outputs_of_scores(activation, classes)
     # these photos' outputs can only exclude probabilities, not show them
-    may_be = may_be_probabilities(outputs)
+    may_be_shares = may_be_probabilities(outputs)
     may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())
-    final = seen() if may_be or may_be_logs else None
-    if final is None or not (may_be_logs if final.logs else may_be):
+    final = seen() if may_be_shares or may_be_logs else None
+    if final is None or not (may_be_logs if final.logs else may_be_shares):
         return scores
     kind: Kind = "classes" if 1 < classes <= final.classes else "labels"
     if activation in ("softmax", "sigmoid") and kind != scores.kind:
         return scores  # the caller knows better
-    if final.logs:
+    if final.logs:  # the softmax of its logarithms is itself
         return Outputs("sigmoid", kind, logs=True) if kind == "labels" else Outputs()
     return Outputs("none", kind)
 

@@ -41,6 +41,7 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
             f"{GRID} must have one image for each prompt, all of one size, got {grids}; explain "
             "one alone"
         )
+    # patches come in blocks of merge x merge, each with its channels, copies and pixels
     sizes = len(grids), rows // merge, columns // merge, merge, merge, -1, copies, patch, patch
     frames = blocks.reshape(sizes).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
     frames = frames.reshape(len(grids), copies, -1, rows * patch, columns * patch)
@@ -64,5 +65,6 @@ def _packed(run: Callable[..., Any], merge: int, patch: int, copies: int, /, **k
     blocks = photos.reshape(count, channels, rows, merge, patch, columns, merge, patch).permute(
         0, 2, 5, 3, 6, 1, 4, 7
     )
+    # (count, rows, columns, merge, merge, channels, copies, patch, patch), as in `with_photos`
     repeated = blocks.unsqueeze(6).expand(*blocks.shape[:6], copies, patch, patch)
     return run(**{**kwargs, PIXELS: repeated.reshape(count * rows * columns * merge**2, -1)})

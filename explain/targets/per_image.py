@@ -72,7 +72,8 @@ class Separate(Target):
     def name(self) -> str:
         """The first four targets' names, in messages and captions, and in results and records."""
         names = [target.name for target in self.targets]
-        return ", ".join(names[:4]) + f", ... ({len(names)})" * (len(names) > 4)
+        more = f", ... ({len(names)})" if len(names) > 4 else ""
+        return ", ".join(names[:4]) + more
 
     def pick(self, output: Any, count: int) -> Picked:
         """The score ``(count,)`` of each sample by the target of its own image, and the classes if
@@ -97,6 +98,7 @@ class Separate(Target):
 
     def probability(self, probabilities: torch.Tensor) -> torch.Tensor | None:
         count = len(probabilities)
+        # each target was resolved on one image (number 0), and reads all samples
         all_first_image = torch.zeros(count, dtype=torch.long)
         samples = []
         for sample, image in enumerate(self._images(count)):
@@ -109,7 +111,7 @@ class Separate(Target):
 
     def resolved(self, output: Any, count: int) -> "Separate":
         """Resolve each image's target on the sample of its image alone."""
-        if self.images is not None:
+        if self.images is not None:  # that of perturbed copies, which is resolved
             return self
         self._images(count)
         resolved: list[Target] = []
@@ -145,6 +147,7 @@ def take(value: Any, count: int, samples: Sequence[int]) -> Any:
         return value[list(samples)] if value.ndim and len(value) == count else value
     members = [member for _, member in items(value)]
     has_tensors = any(isinstance(member, torch.Tensor) for member in members)
+    # tensors in a list, such as those of several levels, have the samples inside
     if type(value) is list and len(value) == count and not has_tensors:
         return [value[sample] for sample in samples]
     if not members:

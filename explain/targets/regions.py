@@ -137,7 +137,8 @@ class Segmentation(CheckedTarget):
         if not self.layout:
             return self.resolved(output, count).pick(output, count)
         own_maps = of_class(self._read(output, count).maps, self.category)
-        return self._means(own_maps[:, None])[:, 0], None
+        means = self._means(own_maps[:, None])  # (count, 1)
+        return means[:, 0], None
 
     def resolved(self, output: Any, count: int) -> "Segmentation":
         """Choose a class and a region for each image, on the output for the images as they are.
@@ -269,6 +270,7 @@ class Segmentation(CheckedTarget):
         size = tuple(maps.shape[1:])
         rows, columns = mask.shape[-2:]
         height, width = size[-2:]
+        # of the sides of maps, by less than a cell
         rounding = max(rows * width / height, columns * height / width)
         if abs(rows * width - columns * height) > rounding:
             raise TargetError(
@@ -347,8 +349,9 @@ def _connected(masks: torch.Tensor, point: Sequence[float], name: str) -> torch.
             "in it"
         )
     pool = F.max_pool2d if masks.ndim == 3 else F.max_pool3d
-    while True:
-        grown_region = (pool(region[:, None].float(), 3, 1, 1)[:, 0] > 0) & masks
+    while True:  # it grows by a pixel to each side
+        neighbourhood = pool(region[:, None].float(), kernel_size=3, stride=1, padding=1)
+        grown_region = (neighbourhood[:, 0] > 0) & masks
         if torch.equal(grown_region, region):
             return region
         region = grown_region

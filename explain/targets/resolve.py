@@ -98,7 +98,7 @@ def as_targets(
             raise TargetError(
                 f"top_k must be a whole number from 1, got {shown(top_k)}; None is the top class"
             )
-        return [TopClass(rank, top_k) for rank in range(top_k)]
+        return [TopClass(rank, top_k=top_k) for rank in range(top_k)]
     target_list = targets.tolist() if isinstance(targets, ARRAYS) else targets
     if not isinstance(target_list, list | tuple):
         raise TargetError(

@@ -141,6 +141,7 @@ def image_scorer(
         )
     scorer = copy.copy(model)  # its modules, parameters and hooks are those of the model
     with torch.no_grad(), untouched(model):
+        # a scorer may be made of a scorer, whose labels stay
         label_features = getattr(model, "features_of_labels", None)
         if labels is not None:
             label_features = _features(model, [Text(label) for label in labels])
@@ -163,7 +164,7 @@ def with_texts(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) -> P
             "alone"
         )
     words = {}
-    if is_image_text(model):
+    if is_image_text(model):  # else it is refused by `image_scorer`
         words = {text.name: _Words(model, text) for text in texts if text.words}
     scorer = image_scorer(model, texts, words=words)
     if not words:
@@ -183,6 +184,7 @@ class _Words:
     def __init__(self, model: nn.Module, text: Text) -> None:
         """Run the text once, to find its token embeddings in the model."""
         self.arguments = _tokenized(model, [text])
+        """What the text encoder is called with."""
         self.layer, self.embedded = find_embedding(
             model, self.arguments["ids"], partial(_run_text, model, self.arguments)
         )
@@ -247,21 +249,23 @@ def _scores(
     scores of classes; ``text_features`` has ``(D,)`` for each text's name, ``words`` other token
     embeddings of some."""
     image_features, _ = _functions(scorer)  # type: ignore[misc]
-    photos = F.normalize(_pooled(image_features(x)), dim=-1)
-    labels: Any = scorer.features_of_labels
-    output = {} if labels is None else {"logits": _similarity(scorer, photos @ labels.to(photos).T)}
+    of_photos = F.normalize(_pooled(image_features(x)), dim=-1)
+    of_labels: Any = scorer.features_of_labels
+    output = {}
+    if of_labels is not None:
+        output["logits"] = _similarity(scorer, of_photos @ of_labels.to(of_photos).T)
     for name, features in text_features.items():
-        texts = features.to(photos)
+        of_text = features.to(of_photos)
         if name in words:
-            texts = F.normalize(texts_with_words[name].features(scorer, words[name]), dim=-1)
-        output[name] = _similarity(scorer, (photos * texts).sum(-1))[:, None, None]
+            of_text = F.normalize(texts_with_words[name].features(scorer, words[name]), dim=-1)
+        output[name] = _similarity(scorer, (of_photos * of_text).sum(-1))[:, None, None]
     return output
 
 
 def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
     """The logits of an image-text model from cosines, by the scale and bias that CLIP, SigLIP or
     ALIGN have as parameters."""
-    scale = getattr(model, "logit_scale", None)
+    scale = getattr(model, "logit_scale", None)  # its logarithm
     temperature = getattr(model, "temperature", None)
     bias = getattr(model, "logit_bias", None)
     if isinstance(scale, torch.Tensor):
@@ -303,21 +307,24 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
     tokenizer gives one. Warns of texts that are cut off.
     """
     device = next(model.parameters()).device
-    if not isinstance(texts[0].text, str):
+    if not isinstance(texts[0].text, str):  # ids were given; texts that come together are of a kind
         return {"ids": torch.tensor([text.text for text in texts], device=device)}
-    names = [text.name for text in texts]
-    tokenizer = need_tokenizer(model, f"the text {names[0]!r}")
+    strings = [text.name for text in texts]
+    tokenizer = need_tokenizer(model, f"the text {strings[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         # Tokenizers of open_clip are functions of texts.
-        ids = tokenizer(names)
-        warn_of_cut(names, ids, tokenizer)
+        ids = tokenizer(strings)
+        warn_of_cut(strings, ids, tokenizer)
         return {"ids": ids.to(device)}
     config = getattr(model, "config", None)
-    length = getattr(getattr(config, "text_config", config), "max_position_embeddings", None)
+    text_config = getattr(config, "text_config", config)
+    length = getattr(text_config, "max_position_embeddings", None)
+    # SigLIP was trained on texts that are padded to its full length; and texts that are compared,
+    # to see whether one is cut off, need one length
     tokenize = partial(
         tokenizer, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
     )
-    tokens = tokenize(names)
-    warn_of_cut(names, tokens["input_ids"], lambda texts: tokenize(texts)["input_ids"])
+    tokens = tokenize(strings)
+    warn_of_cut(strings, tokens["input_ids"], lambda shorter: tokenize(shorter)["input_ids"])
     arguments = {name: tensor.to(device) for name, tensor in tokens.items()}
     return {"ids": arguments.pop("input_ids"), **arguments}

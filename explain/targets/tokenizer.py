@@ -109,17 +109,18 @@ def words_of(tokens: Sequence[str]) -> list[list[int]]:
     words: list[list[int]] = []
     previous = ""
     for place, token in enumerate(tokens):
+        has_begin = token.startswith(("▁", "Ġ"))
         if marks_end:
             continues = not previous.endswith("</w>")
         else:
-            continues = token.startswith("##") or (marks_begin and not token.startswith(("▁", "Ġ")))
+            continues = token.startswith("##") or (marks_begin and not has_begin)
         if token and previous and continues:
             words[-1].append(place)
         elif token:
             words.append([place])
         previous = token
     parts = list[list[int]]()
-    for places in words:
+    for places in words:  # without the punctuation before and behind each
         behind = list[list[int]]()
         while places and is_punctuation(tokens[places[0]]):
             parts.append([places.pop(0)])
