@@ -3,6 +3,7 @@ named."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,25 @@ def test_where_a_deformed_convolution_reads_is_constant(
     assert torch.allclose(a.score, expected.score)
     assert torch.allclose(a.values, expected.values, rtol=1e-9, atol=1e-12)
     assert a.values.any()
+
+
+def test_a_normalisation_behind_a_deformed_convolution_is_part_of_it() -> None:
+    torch.manual_seed(2)
+    model = moved(2, 1, torch.sigmoid)
+    norm = settled(nn.BatchNorm2d(6)).double().eval()
+    factor = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
+    folded = copy.deepcopy(model)
+    folded.moved.weight.data *= factor[:, None, None, None]
+    folded.moved.bias.data = norm.bias + factor * (folded.moved.bias - norm.running_mean)
+    deformed = model.moved
+    model.moved = Made(lambda net, *args: norm(deformed(*args)))
+    x = random(1, 1, 3, 5, 4)
+    alone, together = (
+        explain.attribute(m, x, LRP("EpsilonPlus"), target=1) for m in (folded, model)
+    )
+    assert torch.allclose(alone.score, together.score)
+    assert torch.allclose(alone.values, together.values, rtol=1e-9, atol=1e-12)
+    assert alone.values.any()
 
 
 def test_a_mask_that_takes_away_has_no_rule() -> None:
