@@ -83,20 +83,21 @@ def test_where_a_deformed_convolution_reads_is_constant(
     assert a.values.any()
 
 
-def test_a_normalisation_behind_a_deformed_convolution_is_part_of_it() -> None:
+def test_what_follows_a_deformed_convolution_channel_by_channel_is_part_of_it() -> None:
     torch.manual_seed(2)
     model = moved(2, 1, torch.sigmoid)
     norm = settled(nn.BatchNorm2d(6)).double().eval()
     factor = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
+    shift = torch.randn(6, 1, 1).double()
     folded = copy.deepcopy(model)
+    bias = folded.moved.bias + shift.flatten()
+    folded.moved.bias.data = norm.bias + factor * (bias - norm.running_mean)
     folded.moved.weight.data *= factor[:, None, None, None]
-    folded.moved.bias.data = norm.bias + factor * (folded.moved.bias - norm.running_mean)
     deformed = model.moved
-    model.moved = Made(lambda net, *args: norm(deformed(*args)))
+    model.moved = Made(lambda net, *args: norm(deformed(*args) + shift))
     x = random(1, 1, 3, 5, 4)
-    alone, together = (
-        explain.attribute(m, x, LRP("EpsilonPlus"), target=1) for m in (folded, model)
-    )
+    alone = explain.attribute(folded, x, LRP("EpsilonPlus"), target=1)
+    together = explain.attribute(model, x, LRP("EpsilonPlus"), target=1)
     assert torch.allclose(alone.score, together.score)
     assert torch.allclose(alone.values, together.values, rtol=1e-9, atol=1e-12)
     assert alone.values.any()
