@@ -145,7 +145,7 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
     def reaches_input(method: Method | Attributor) -> bool:
         return any(
-            need.whole
+            need.whole  # its graph goes back to the input
             or (isinstance(need, Attributions) and reaches_input(need.method))
             or (isinstance(need, Searches) and reaches_input(need.of_samples))
             for need in method.needs
@@ -215,7 +215,7 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
     """
     parts = list(attribution.parts.values()) or [attribution]
     wrong = next(index for index, value in enumerate(largest) if not math.isfinite(value))
-    part = parts[wrong * len(parts) // len(largest)]
+    part = parts[wrong * len(parts) // len(largest)]  # each part has as many images
     at_layer = "" if part.layer is None else f" at layer {part.layer}"
     return ModelError(
         f"model must have finite activations and gradients, but {part.method} found NaN or "
@@ -312,8 +312,8 @@ def warn_of_result(
             reason = (
                 f"{answer} with all regions absent; take another baseline{where}, or another target"
             )
-        # the relevance ended at the softmax
         elif "softmax" in taken and bool(taken["softmax"][image] != 0):
+            # the relevance ended there
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:
             reason = why_empty(

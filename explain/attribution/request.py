@@ -136,15 +136,14 @@ class Request:
             if inputs.x.ndim == 5:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
             methods_by_name[name] = method
-            if settings.create_graph or len(inputs.paths) > 1:
-                _check_method(method, name, inputs, settings)
+            _check_method(method, name, inputs, settings)
         if layers is not None and not any(map(uses_layer, methods_by_name.values())):
             raise MethodError(
                 f"layer must go with a method that looks at a layer, such as gradcam, got "
                 f"{', '.join(methods_by_name)}; leave it out"
             )
         sized_targets = list(targets)
-        for number, target in enumerate(() if are_classes else targets):
+        for number, target in enumerate(() if are_classes else targets):  # which need none
             sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
@@ -199,7 +198,9 @@ class Request:
             first_image.call(self.model)
             seconds = time.perf_counter() - start
         sizes = [size for _, size in footprint.outputs] or [0]
+        # the cost has backward passes once
         passes = self.cost(plan) + plan.images * plan.passes_back + plan.rows_back
+        # a graph keeps the outputs of all layers, other passes those of a few at a time
         bytes_of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
         bytes_of_samples = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
         return replace(
@@ -292,7 +293,7 @@ class Request:
                 results.append(attributions)
             if checks:
                 checked = iter(self._check(unchecked, layers))
-                for attributions in results:
+                for attributions in results:  # each takes as many as it has
                     attributions.update(zip(list(attributions), checked, strict=False))
         if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")
@@ -313,7 +314,7 @@ class Request:
         ]
         numbers = iter(read_together(*chain.from_iterable(map(dict.values, to_read))))
         for item, tensors in zip(unchecked, to_read, strict=True):
-            numbers_by_reason = dict(zip(tensors, numbers, strict=False))
+            numbers_by_reason = dict(zip(tensors, numbers, strict=False))  # takes its own alone
             largest = numbers_by_reason.pop("largest")
             if not all(map(math.isfinite, largest)):
                 raise not_finite(item.attribution, largest)
@@ -368,7 +369,7 @@ class Request:
                 return torch.zeros_like(tiny)
             (other,) = by_target[0].values()
             alike.append(likeness(item.attribution.values, other.values))
-            tiny = tiny & (alike[0] < _SAME)
+            tiny = tiny & (alike[0] < _SAME)  # else the first nudge says already that it is real
             if not tiny.any():
                 break
         return tiny & (torch.stack(alike).amin(0) < _OTHER)
@@ -455,7 +456,6 @@ class Request:
         if fuse is None and self.layers is None:
             fuse = "stages" if method.fusion else "sum"  # of branches
         layout = self.inputs.layout
-        # maps of a layer are of no input
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):
             return apply_method(method, self.model, evidence[0], fuse, layout, self.inputs.name)
         parts = {}

@@ -52,6 +52,7 @@ class _Patches(Perturbation):
     """
 
     total: int
+    # in a list, as fields are frozen: the only entry is replaced for each batch
     numbers: list[torch.Tensor] = field(default_factory=lambda: [torch.zeros(0, dtype=torch.long)])
 
     is_by_hooks = True
@@ -173,14 +174,13 @@ def trace(
     names = (
         select_places(model, layers) if layers is not None else _default(model, clean_inputs, at)
     )
-    nothing = LayerError(f"model must have {at} to be traced, got none; name the layers")
+    without_units = LayerError(f"model must have {at} to be traced, got none; name the layers")
     if not names:
-        raise nothing
+        raise without_units
     if at == "heads":
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
-    reader = OutputReader(
-        model, clean_inputs, None, None if categories is None else len(categories)
-    )
+    class_count = None if categories is None else len(categories)
+    reader = OutputReader(model, clean_inputs, activation=None, classes=class_count)
     with preserve.untouched(model), reader:
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = clean_inputs.call(model)
@@ -189,8 +189,8 @@ def trace(
             .for_input_size(tuple(clean_inputs.x.shape[2:]))
             .resolved(output, 1)
         )
-        clean_score, classes = resolved.pick(output, 1)[:2]
-        clean_score = clean_score.clone()  # the next pass may overwrite the model's answer
+        picked_score, classes = resolved.pick(output, 1)[:2]
+        clean_score = picked_score.clone()  # the next pass may overwrite the model's answer
         x = corrupted_inputs.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
             corrupted_score = resolved.pick(corrupted_inputs.replaced(x).call(model), 1)[0][0]
@@ -200,7 +200,7 @@ def trace(
     )
     sites = find_sites(names)
     if not sites:
-        raise nothing
+        raise without_units
     patches = _Patches(sites[-1].end)
     with HookGroup(model) as group, reader:
         for site in sites:
@@ -211,13 +211,15 @@ def trace(
     effects = lookup(None)[Scores(patches)].cpu() - corrupted_score.detach().cpu()
     return Effects(
         at,
-        {site.name: effects[site.first : site.end] for site in sites},
-        {site.name: site.estimates for site in sites},
-        float(clean_score),
-        float(corrupted_score.detach()),
-        resolved.name if classes is None else labels.class_label(categories, int(classes[0])),
-        {site.name: site.grid for site in sites if site.grid is not None},
-        _in_grey(clean_inputs.x) if clean_inputs.x.ndim == 4 else None,
+        by_layer={site.name: effects[site.first : site.end] for site in sites},
+        estimates={site.name: site.estimates for site in sites},
+        clean=float(clean_score),
+        corrupted=float(corrupted_score.detach()),
+        target=resolved.name
+        if classes is None
+        else labels.class_label(categories, int(classes[0])),
+        grid={site.name: site.grid for site in sites if site.grid is not None},
+        photo=_in_grey(clean_inputs.x) if clean_inputs.x.ndim == 4 else None,
     )
 
 
@@ -284,15 +286,24 @@ class _SiteFinder:
         grid = self._grids(place, shape) if len(shape) == 3 else None
         image_dim = 0 if grid is None else grid.of_images
         clean = record.activation.movedim(image_dim, 0)
-        masks, cells = self._masks(name, place, clean)
+        masks, rows_and_columns = self._masks(name, place, clean)
         change = record.activation - corrupted.activation
         gradient = torch.zeros_like(change) if corrupted.gradient is None else corrupted.gradient
         products = (change * gradient).movedim(image_dim, 0)[0]
         estimates = torch.stack([(products * mask).sum() for mask in masks]).cpu()
+        # of several calls, the last one was captured, and a hook must act on that one alone
         calls = sum(call_record.layer == record.layer for call_record in self.clean.records)
         is_named_call = calls == 1 or place_of(name, self.model).call is not None
         call_name = name if is_named_call else name_of_call(name, calls - 1, self.model)
-        return _Site(call_name, clean, masks, first_patch, image_dim, estimates, cells)
+        return _Site(
+            call_name,
+            clean=clean,
+            masks=masks,
+            first=first_patch,
+            of_images=image_dim,
+            estimates=estimates,
+            grid=rows_and_columns,
+        )
 
     def _masks(
         self, name: str, place: LayerPlace, values: torch.Tensor
@@ -339,7 +350,6 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     names = blocks(model, inputs)
     if at != "layers":
         return names
-    # the output of a block is all that later ones see, unlike that of a branch inside it
     calls = [call for call in summary_of(model, inputs).calls if call.grid is not None]
     called_often = {call.name for call in calls if call.number}
     layers = []

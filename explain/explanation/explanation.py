@@ -314,9 +314,9 @@ class Explanation(Reportable):
                 self.results,
                 titles,
                 look,
-                self._marks,
-                abreast,
-                order,
+                marks=self._marks,
+                abreast=abreast,
+                order=order,
             ),
             abreast=abreast,
         )
@@ -628,7 +628,7 @@ class Explanation(Reportable):
         ``method`` is a name, with or without options, or a method; None is the first one.
         """
         result = self.results[target]
-        name = ""
+        name = ""  # of a method object, until it is asked
         if method is None:
             name = self.methods[0]
         elif isinstance(method, str):

@@ -399,7 +399,7 @@ def stored_records(
     if not all(map(Path.is_file, files)):
         return None
     pixels = records.size_and_digest(predicted.photo)
-    record_files = [path for path in files if path.suffix == ".json"]
+    record_files = [path for path in files if path.suffix == ".json"]  # by target, then method
     stored = []
     for path, (number, method) in zip(
         record_files, product(range(len(predicted.targets)), keys), strict=True
@@ -410,12 +410,12 @@ def stored_records(
             return None
         record = saved.content
         request = record.request if isinstance(record.request, dict) else {}
-        of_photo = (record.image.pixels, record.label, request.get(method))
-        [now] = predicted.results[number].values()
+        recorded = (record.image.pixels, record.label, request.get(method))
+        [current] = predicted.results[number].values()  # `Unexplained`, the only method
         is_close = math.isclose(
-            record.score or 0, float(now.score[0]), rel_tol=CLOSE, abs_tol=CLOSE / 100
+            record.score or 0, float(current.score[0]), rel_tol=CLOSE, abs_tol=CLOSE / 100
         )
-        if of_photo != (pixels, predicted.targets[number], keys[method]) or not is_close:
+        if recorded != (pixels, predicted.targets[number], keys[method]) or not is_close:
             return None
         stored.append(dict(saved.record))
     return stored

@@ -83,6 +83,7 @@ def _any_between(mask: torch.Tensor, start: float, length: float, count: int) ->
     edges = [start + number * length / count for number in range(count + 1)]
     shown_parts = []
     for first, last in pairwise(edges):
+        # an edge that rounding errors move over that of a pixel must not add this pixel
         pixels = slice(max(0, math.floor(first + 1e-6)), max(0, math.ceil(last - 1e-6)))
         shown_parts.append(mask[pixels].any(0))
     return torch.stack(shown_parts)
@@ -102,6 +103,7 @@ def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) 
     shifts_right = torch.arange(-int(mask_columns[0]), width - int(mask_columns[-1])) % width
     stays_inside[shifts_down[:, None], shifts_right] = True
     without_overlap = stays_inside & (overlap == 0)
+    # without room, also over the border, and nearly the least in common, to have several
     allowed_shifts = (
         without_overlap if without_overlap.any() else overlap <= overlap.min() + 0.02 * mask.sum()
     )
