@@ -170,17 +170,17 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             coverages[type(need)] = evidence[need]
     if not coverages:
         return None
-    gradients = coverages.get(RuleCoverage)
+    rectifiers = coverages.get(RuleCoverage)
     relevance = coverages.get(RelevanceCoverage)
     uninspected = coverages.get(Uninspected)
-    if gradients is not None and not gradients.covered:
+    if rectifiers is not None and not rectifiers.covered:
         warn(
             f"{method.name} found no rectifier (ReLU or a relative) between the input and the "
             "score, so it equals the plain gradient; use saliency, or a network with "
             "rectifiers"
         )
     opaque = [
-        (gradients, "where they rectify, the plain gradient passes"),
+        (rectifiers, "where they rectify, the plain gradient passes"),
         (uninspected, "what they add is in no map, but in delta"),
     ]
     for coverage, effect in opaque:
@@ -195,7 +195,7 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             "relevance by the plain gradient, and may lose some: write them with simpler "
             "functions"
         )
-    return relevance or gradients or uninspected
+    return relevance or rectifiers or uninspected
 
 
 def _listed(coverage: Coverage) -> str:
@@ -240,7 +240,7 @@ def to_be_read(
     if not warns:
         return tensors
     score = attribution.score
-    if not attribution.parts:
+    if not attribution.parts:  # of several inputs, this evidence is on the first alone
         # taken as slopes, values change the score by about their norm times the largest input
         values = attribution.values.detach()
         change = values.flatten(1).norm(dim=1) * evidence[0].inputs.abs().amax().clamp(min=1)
@@ -291,6 +291,7 @@ def warn_of_result(
             "is not absolute"
         )
     reasons: dict[str, list[str]] = {}
+    # images whose values were nothing but rounding errors, and have been set to zero
     cancelled = doubtful["cancelled"].tolist() if "cancelled" in doubtful else [False] * len(score)
     for image, magnitude in enumerate(largest):
         if magnitude != 0 and not cancelled[image]:

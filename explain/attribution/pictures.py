@@ -65,7 +65,7 @@ class Scene:
             picture = overlays.numbered(picture, self.slices)
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
-            # in the colour of this detection, or the next one for a box that is none
+            # in the colour of the detection that it is, or else in the next one
             color = [*self.detected.values(), box].index(box)
             picture = overlays.outlined(picture, {"": box}, first=color)
         if self.above is None:
@@ -255,7 +255,7 @@ def map_for(
         values = _on_input(attribution, style, slices)
     else:  # the style rounds the outlines of the cells itself
         values = array(attribution.contributions[0] if with_sign else attribution.cells[0])
-    return values / (np.abs(values).max() or 1.0)
+    return values / (np.abs(values).max() or 1.0)  # a map of zeros stays
 
 
 def _on_input(
@@ -503,6 +503,7 @@ def _by_slice(
             with_words = first if number == 0 else Tile(picture)
             left, top, right, bottom = map(round, scene.slices[name])
             part = picture.crop((left, top, right, bottom))
+            # the name of the method and the detail are in the heading
             tiles.append(replace(with_words, picture=part, name=name, detail=""))
         return Group(heading, tuple(tiles), own_row=True)
 

@@ -117,7 +117,7 @@ class Request:
         inputs = check_inputs(model, x, settings.layout)
         tokens: dict[str, tuple[str, ...]] = {}
         are_classes = {*map(type, targets)} <= {ClassTarget, TopClass}
-        if not are_classes:
+        if not are_classes:  # texts and answers are further inputs of the model
             model, inputs, tokens = text.with_texts(model, inputs, targets)
             model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
             tokens = {**tokens, **answer_tokens}
@@ -126,24 +126,25 @@ class Request:
         if is_program(model) and (
             settings.layer is not None or any(map(uses_layer, methods_by_name.values()))
         ):
-            model = unwrap.with_layers(model)
+            model = unwrap.with_layers(model)  # a program has no modules to hook
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
         for name, method in methods_by_name.items():
-            if layers is not None:
+            if layers is not None:  # some methods look at a layer only where one is named
                 method = method.in_layer()
             if inputs.x.ndim == 5:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
             methods_by_name[name] = method
-            _check_method(method, name, inputs, settings)
+            if settings.create_graph or len(inputs.paths) > 1:  # else nothing is refused
+                _check_method(method, name, inputs, settings)
         if layers is not None and not any(map(uses_layer, methods_by_name.values())):
             raise MethodError(
                 f"layer must go with a method that looks at a layer, such as gradcam, got "
                 f"{', '.join(methods_by_name)}; leave it out"
             )
         sized_targets = list(targets)
-        for number, target in enumerate(() if are_classes else targets):  # which need none
+        for number, target in enumerate(() if are_classes else targets):  # classes need no size
             sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
@@ -351,6 +352,7 @@ class Request:
         """
         searches = any(isinstance(need, Searches) for need in item.method.needs)
         is_timed = getattr(item.method, "max_seconds", None) is not None
+        # nor are sharded models run more often than they must be
         if searches or is_timed or sharded(self.model):
             return torch.zeros_like(tiny)
         request = replace(

@@ -489,8 +489,8 @@ def fused(
     how: Fusion = "mean",
     placements: Sequence[Placement | None] = (),
 ) -> torch.Tensor:
-    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each by its largest magnitude.
-    "stages" sums within a resolution first."""
+    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each divided by its largest
+    magnitude but for "sum". "stages" is the product of the sums within each resolution."""
     placements = placements or [None] * len(maps)
     if how == "stages":
         by_size: dict[torch.Size, list[int]] = {}
@@ -502,10 +502,12 @@ def fused(
             )
             for numbers in by_size.values()
         ]
+        # maps of one resolution were brought to the cells of their first
         placements = [placements[numbers[0]] for numbers in by_size.values()]
     finest = finest_of(maps)
     size = tuple(maps[finest].shape[1:])
 
+    # where the cells of each map look, and of the finest, which has ``size`` of them
     pairs = [(placement, placements[finest], size) for placement in placements]
     if how == "sum":  # a coarse cell is shared out among the fine ones
         total = maps[0].new_zeros((len(maps[0]), *size))

@@ -106,6 +106,7 @@ class _Site:
             if tensor is None:
                 return None
             values = tensor.movedim(self.of_images, 0)
+            # negative, or beyond the last, for copies that are patches of another place
             units = patches.numbers[0].cpu()[: len(values)] - self.first
             patched_samples = ((units >= 0) & (units < len(self.masks))).nonzero()[:, 0]
             if not len(patched_samples):
@@ -177,7 +178,7 @@ def trace(
     without_units = LayerError(f"model must have {at} to be traced, got none; name the layers")
     if not names:
         raise without_units
-    if at == "heads":
+    if at == "heads":  # of an attention that is named as a whole, all its heads
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
     class_count = None if categories is None else len(categories)
     reader = OutputReader(model, clean_inputs, activation=None, classes=class_count)
@@ -193,7 +194,8 @@ def trace(
         clean_score = picked_score.clone()  # the next pass may overwrite the model's answer
         x = corrupted_inputs.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
-            corrupted_score = resolved.pick(corrupted_inputs.replaced(x).call(model), 1)[0][0]
+            corrupted_output = corrupted_inputs.replaced(x).call(model)
+            (corrupted_score,) = resolved.pick(corrupted_output, 1)[0]  # of one image
         corrupted_pass.backward(corrupted_score, roughly=True)
     find_sites = _SiteFinder(
         model, clean_inputs, at, clean_pass, corrupted_pass, named=layers is not None
@@ -283,6 +285,7 @@ class _SiteFinder:
                 raise LayerError(must)
             return None
         place = find_places(self.model, name)[name]
+        # of tokens, images may be in the second dimension
         grid = self._grids(place, shape) if len(shape) == 3 else None
         image_dim = 0 if grid is None else grid.of_images
         clean = record.activation.movedim(image_dim, 0)
@@ -351,10 +354,11 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     if at != "layers":
         return names
     calls = [call for call in summary_of(model, inputs).calls if call.grid is not None]
-    called_often = {call.name for call in calls if call.number}
+    called_often = {call.name for call in calls if call.number}  # 0 is the first call
     layers = []
     for name in names:
         children = [call for call in calls if call.name.rpartition(".")[0] == name]
+        # a block without parts that give maps is traced itself
         layers += children or [call for call in calls if call.name == name]
     return [
         name_of_call(call.name, call.number, model) if call.name in called_often else call.name
@@ -375,9 +379,9 @@ def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) 
         if isinstance(submodule(model, name.rpartition(".")[0]), (nn.Sequential, nn.ModuleList))
     ]
 
-    inner_names = tuple(f"{name}." for name in listed)
-    outermost = {name for name in listed if not name.startswith(inner_names)}
-    if include_top_level:
+    beginnings_inside = tuple(f"{name}." for name in listed)
+    outermost = {name for name in listed if not name.startswith(beginnings_inside)}
+    if include_top_level:  # all modules of the network itself but those that hold the blocks
         around = {name.partition(".")[0] for name in outermost if "." in name}
         outermost |= {name for name in called if "." not in name and name not in around}
     return list(dict.fromkeys(name for name in called if name in outermost))

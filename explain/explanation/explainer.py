@@ -346,6 +346,7 @@ class Explainer:
             ExplainError: an argument does not fit the model or the photo.
         """
         session = self.session(methods, target, **options)
+        # an open file is one photo, although it is an iterator of lines
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
             return collected(self._in_batches(image, session))
         (one,) = photos_for_targets([image], session.of_each)
@@ -403,6 +404,7 @@ class Explainer:
         wanted = as_targets(target, several, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
+        # an activation that a target asks for makes probabilities of what would be numbers
         if self._outputs is None or self._outputs.kind == "numbers":
             activations = {
                 asked_target.activation for asked_target in (*wanted, *(of_each or ()))
@@ -410,7 +412,7 @@ class Explainer:
             activation = self._activation_of_caller or next(iter(activations), None)
             if activation != self._activation_of_caller:
                 self.activation = activation
-                self._outputs = None
+                self._outputs = None  # to be found out again
         is_group = isinstance(methods, str) and methods in GROUPS
         chosen: Any = methods if is_group else self._methods(methods)
         return Session(self, chosen, wanted, settings, of_each)
@@ -680,6 +682,7 @@ class Explainer:
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
         if tiles.ndim == 4 and len(tiles) > 1:
             return tuple(locate_tiles(self.preprocess, photo.image.size, frames))
+        # where a box is looked for, the preprocessing must give one image
         first = self.preprocess if tiles.ndim == 3 else lambda image: self.preprocess(image)[0]
         return (locate(first, photo.image.size),) * frames
 
@@ -806,7 +809,7 @@ class Session:
             in_photos = located(
                 explainer.model,
                 inputs,
-                self.targets[: len(results)],
+                self.targets[: len(results)],  # of detections, there may be fewer
                 seen,
                 explainer.categories,
                 explainer.activation,
@@ -817,7 +820,7 @@ class Session:
         best: list[Prediction | None] = [None] * len(x)
         if values is not None:
             best = [outputs.answer(row, explainer.categories) for row in values]
-        return BatchAnswers(results, logits, probabilities, best, in_photos)
+        return BatchAnswers(results, logits, probabilities, predictions=best, located=in_photos)
 
     def of_photo(self, x: torch.Tensor) -> "Session":
         """Return the session for one photo, by its input ``x`` ``(1, C, H, W)``: with a target for

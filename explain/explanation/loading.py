@@ -183,6 +183,7 @@ class Saved:
             targets=[arguments["target"]],
             layer=record.layer,
             fuse=record.fuse,
+            # an older record says nothing of its cells, which were spread evenly
             placement="even" if record.layer and record.placement is None else "cells",
             interventions=arguments["interventions"],
         )
@@ -208,18 +209,18 @@ class Saved:
     def _explainer(self) -> Explainer:
         """Load the record's explainer again: its model by name, with the recorded arguments."""
         origin = self.content.explainer
-        parts = [
+        reasons_against = [
             f"the {part} ({getattr(self.content, part, None)}) was the caller's own"
             for part in origin.from_caller
         ]
         model = str(origin.arguments.get("model", ""))
         if is_file_or_code(model):
-            parts.append(
+            reasons_against.append(
                 f"the model ({model}) is a file or code of the caller's own, which no record may "
                 "run"
             )
-        if parts:
-            raise RecordError(" and ".join(parts))
+        if reasons_against:
+            raise RecordError(" and ".join(reasons_against))
         arguments = {name: decode(value) for name, value in origin.arguments.items()}
         try:
             return Explainer(**arguments)
@@ -233,6 +234,7 @@ class Saved:
         """
         if recorded is None or now is None:
             return
+        # what stands behind the mark of a digest, or all of a text without one
         if str(recorded).rpartition(" (sha256 ")[2] != str(now).rpartition(" (sha256 ")[2]:
             raise RecordError(
                 f"explainer for {self._name} must have the {what} {recorded}, got {now}; give the "
@@ -412,6 +414,7 @@ def stored_records(
         request = record.request if isinstance(record.request, dict) else {}
         recorded = (record.image.pixels, record.label, request.get(method))
         [current] = predicted.results[number].values()  # `Unexplained`, the only method
+        # a score that was not finite is None in a record
         is_close = math.isclose(
             record.score or 0, float(current.score[0]), rel_tol=CLOSE, abs_tol=CLOSE / 100
         )

@@ -71,7 +71,7 @@ class BatchAnswers:
         for each target, by method. Targets that are boxes or regions get their names in that photo.
         """
         results = self.results
-        if len(self.located) > 1:
+        if len(self.located) > 1:  # else they are a batch of one already
             results = converted(results, itemgetter(image))
         in_photo = self.located[image]
         if in_photo is None:
@@ -98,16 +98,16 @@ def photos_for_targets(
     if of_each is None:
         yield from images
         return
-    wanted = len(of_each)
-    given = len(images) if isinstance(images, Sized) else 0  # of an iterator, counted below
-    if given in (0, wanted):
-        for given, image in enumerate(images, 1):
-            if given > wanted:
+    targets = len(of_each)
+    photos = len(images) if isinstance(images, Sized) else 0  # of an iterator, counted below
+    if photos in (0, targets):
+        for photos, image in enumerate(images, 1):
+            if photos > targets:
                 break
             yield image
-    if given != wanted:
+    if photos != targets:
         raise TargetError(
-            f"target must hold one target for each photo, got {wanted} for {given} photos; "
+            f"target must hold one target for each photo, got {targets} for {photos} photos; "
             "targets= takes several for all"
         )
 

@@ -297,6 +297,7 @@ def _trial(
             shuffled.append(concept[torch.randperm(count, generator=generator)])
             order = numbers[torch.randperm(len(numbers), generator=generator)]
             counterparts.append(points[order[: 2 * fitted]])  # half of them is held out
+    # one after the other, the draws of all concepts: ``(F * draws, n, C)``
     examples = torch.stack(shuffled)
     counterexamples = torch.stack(counterparts)
     fit_examples = examples[:, :fitted]

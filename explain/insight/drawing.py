@@ -153,12 +153,12 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
         for mistake in pair.spoken[:MISTAKES]:
             photo = album.photo(mistake.row)
             if photo is not None:
-                name = short(mistake.row.name)
-                box = mistake.row.box
-                for_wrong = heated(photo, mistake.wrong, box)
-                for_right = heated(photo, mistake.right, box)
-                tiles.append(Tile(for_wrong, f"for {pair.prediction}", name))
-                tiles.append(Tile(for_right, f"for {pair.label}", name))
+                row = mistake.row
+                of_both = ((mistake.wrong, pair.prediction), (mistake.right, pair.label))
+                tiles += [
+                    Tile(heated(photo, heatmap, row.box), f"for {label}", short(row.name))
+                    for heatmap, label in of_both
+                ]
         groups.append(
             Group(
                 f"{pair.label} taken for {pair.prediction}: {pair.count} of {pair.of}", tuple(tiles)

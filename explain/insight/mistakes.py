@@ -129,7 +129,7 @@ def _spoken(
     for_right = photos.attributed(batch, method, Difference(right, wrong))
     wrong_maps = for_wrong.heatmap.cpu()
     right_maps = for_right.heatmap.cpu()
-    leads = for_wrong.score.tolist()
+    leads = for_wrong.score.tolist()  # differences of the two scores, as the target is one
     return [
         ClassEvidence(row, wrong=wrong_maps[number], right=right_maps[number], lead=leads[number])
         for number, row in enumerate(batch.rows)

@@ -83,7 +83,7 @@ class RunPhotos(PhotoReader):
             RunError: the inputs have another size than in the run.
         """
         chosen = one_for_each_photo(self.run) if rows is None else rows
-        pairs = filter(None, map(self._pair, chosen))
+        pairs = filter(None, map(self._pair, chosen))  # of a row and its input
         for alike_pairs in in_batches(pairs, lambda pair: pair[1].shape, lambda _: size):
             x = self.explainer.batch([x for _, x in alike_pairs])
             yield Batch(tuple(row for row, _ in alike_pairs), x)

@@ -2,6 +2,7 @@
 maps in pictures."""
 
 import io
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
@@ -94,7 +95,7 @@ class Repair:
         before and after the repair, with another patch before it. NaN where the finding has no
         class."""
         if self.target is None:
-            return float("nan"), float("nan"), float("nan")
+            return math.nan, math.nan, math.nan
         old, new = self.answers["moved"].share(self.target)
         control, _ = self.answers["control"].share(self.target)
         return old, new, control
@@ -104,7 +105,7 @@ class Repair:
         """McNemar's p-value that a pattern without effect draws so many more photos than another
         patch, for the old model; NaN where the finding has no class."""
         if self.target is None:
-            return float("nan")
+            return math.nan
         moved, control = (
             self.answers[name].predictions[:, 0] == self.target for name in ("moved", "control")
         )

@@ -193,8 +193,7 @@ class Insight:
             lines.append(_sentence("looks", of_class, is_remarkable=is_about_object))
         if self.reasons:
             cluster = self.reasons[0]
-            is_notable = cluster.stands_out >= NOTABLE
-            lines.append(_sentence("reasons", cluster, is_remarkable=is_notable))
+            lines.append(_sentence("reasons", cluster, is_remarkable=cluster.stands_out >= NOTABLE))
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
             lines.append(_sentence("mistakes", frequent[0]))
@@ -289,12 +288,12 @@ class Insight:
         Photos that have changed, or cannot be read, are left out; a warning names one.
         """
         album = Album(RunPhotos(self.run, source=source), self.method, empty=not photos)
-        drawn = {
+        sheets = {
             "looks": draw_class_means(self.looks, self.maps, album),
             "reasons": draw_clusters(self.reasons, album),
             "mistakes": draw_mistakes(self.pairs, album),
         }
-        pictures = {name: picture for name, picture in drawn.items() if picture is not None}
+        pictures = {name: picture for name, picture in sheets.items() if picture is not None}
         if self.labels is not None:
             pictures |= draw_label_mistakes(self.labels[:MOST_LABELS], album)
         album.photos.tell_missing()

@@ -38,7 +38,7 @@ def is_one_region(region: Any) -> bool:
     """Whether a caller's region is a single one (box, mask, image), not a list or array of one for
     each photo. An array ``(N, 4)`` counts as N boxes."""
     shape = getattr(region, "shape", None)
-    if shape is not None:
+    if shape is not None:  # one box (4,), or a mask (H, W)
         return len(shape) == 1 or (len(shape) == 2 and shape[1] != 4)
     if isinstance(region, str) or not isinstance(region, Sequence):
         return True
