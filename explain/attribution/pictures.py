@@ -313,18 +313,18 @@ def cautions(attribution: Attribution) -> list[str]:
     values = attribution.contributions[0].float()
     if attribution.sets is not None or not (values.numel() and values.any()):
         return []
-    said = []
+    remarks = []
     share = beyond_noise(attribution)
     if share is not None and share < MOSTLY:
-        said.append(f"mostly noise: {percent(1 - share)} of it is within two standard errors")
+        remarks.append(f"mostly noise: {percent(1 - share)} of it is within two standard errors")
     if attribution.layer is not None and values.ndim == 2 and values.numel() <= FEW_CELLS:
-        said.append(f"only {values.shape[0]} × {values.shape[1]} cells")
+        remarks.append(f"only {values.shape[0]} × {values.shape[1]} cells")
     low = float(values.min())
     high = float(values.max())
     relative_range = (high - low) / max(abs(low), abs(high))
     if relative_range <= EVEN:
-        said.append(f"nearly even: its values differ by at most {round(100 * relative_range)} %")
-    return said
+        remarks.append(f"nearly even: its values differ by at most {round(100 * relative_range)} %")
+    return remarks
 
 
 def _in_pixels(attribution: Attribution) -> bool:

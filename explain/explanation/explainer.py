@@ -779,6 +779,7 @@ class Session:
     targets: list[Target]
     options: Mapping[str, Any]
     of_each: list[Target] | None = None
+    # about how many passes a photo takes, by the shape of its input
     _costs: dict[torch.Size, float] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, x: torch.Tensor, seen: Sequence[Box] = ()) -> BatchAnswers:

@@ -85,6 +85,7 @@ def figure(
         maps.append(attributions)
         looks.append(look)
         scenes.append(row.fitted_scene(LARGEST_SIDE, look, crop))
+    # of each method: the style of each photo's map, and the ends of a shared scale
     columns = [_styles(column, looks, scenes, scale) for column in zip(*maps, strict=True)]
     legends: dict[int, Legend] = {}  # of shared scales, by column
     groups = []

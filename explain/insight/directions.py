@@ -288,7 +288,7 @@ def _trial(
     ``(M, C)`` of ``rest``, by ``slopes`` ``(N, C)``; ``draws`` vectors from two thirds each.
     """
     count = concepts.shape[1]
-    # the rest is held out: it shows whether a vector holds for photos that it was not made from
+    # a third is held out: it shows whether a vector holds for photos that it was not made from
     fitted = count - count // 3
     shuffled = []
     counterparts = []

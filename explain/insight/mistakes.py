@@ -113,6 +113,7 @@ def with_reasons(
         spoken = []
         for batch in photos.batches(row for row in rows if row.name in pair.photos):
             spoken += _spoken(batch, pair, photos, method)
+        # as the pair names them: the surest mistake first
         spoken.sort(key=lambda evidence: pair.photos.index(evidence.row.name))
         explained.append(replace(pair, spoken=tuple(spoken)))
     return explained
