@@ -159,9 +159,8 @@ def attribute(
     interventions = options.get("interventions", ())
     with intervene(model, interventions) if interventions else nullcontext():
         by_target = requested(model, x, method, target, targets, top_k, **options).attributions()
-    several = isinstance(method, Iterable) and not (
-        isinstance(method, str) and method not in GROUPS
-    )
+    is_one_name = isinstance(method, str) and method not in GROUPS
+    several = isinstance(method, Iterable) and not is_one_name
     results = by_target if several else [next(iter(by_method.values())) for by_method in by_target]
     return results[0] if targets is None and top_k is None else results
 

@@ -49,11 +49,13 @@ def apply_method(
     layers = tuple(maps)
     values = maps[layers[0]]
     how = fuse or method.fusion or "mean"
+    # one layer at each resolution: there is nothing to add up first
     if how == "stages" and len({layer_map.shape for layer_map in maps.values()}) == len(maps):
         how = "product"
     if len(layers) > 1 or method.fusion:
         all_maps = list(maps.values())
         located = [placement for placement in placements if placement is not None]
+        # cells of branches that look elsewhere are added pixel by pixel
         if how == "sum" and any(located[0].lies_apart(placement) for placement in located[1:]):
             all_maps = [
                 values if placement is None else placement.in_pixels(values[:, None])[:, 0]
@@ -65,7 +67,7 @@ def apply_method(
     fields: dict[str, Any] = {}
     if len(layers) > 1:
         fields = {"maps": maps, "fuse": how}
-    elif stitched is None:
+    elif stitched is None:  # else this evidence is of the first window alone
         ranked = method.channels(first)
         delta = method.delta(first, values)
         fields = dict(vars(method.outcome(first)))

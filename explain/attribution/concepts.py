@@ -4,7 +4,7 @@ contributes to."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 import torch
 from torch import nn
@@ -156,13 +156,16 @@ def find_concepts(
                 f"{name}, got {count!r:.60}; 4 is usual"
             )
         place_weights, concept_vectors = factorise(rows, count, seed)
+        # each map becomes 1 at its strongest place, and its vector takes the scale
         strongest = place_weights.amax(0).clamp(min=torch.finfo(place_weights.dtype).tiny)
         place_weights = place_weights / strongest
         concept_vectors = concept_vectors * strongest[:, None]
+        # by how much of the activation each concept explains
         order = (place_weights.sum(0) * concept_vectors.sum(1)).argsort(descending=True)
         place_weights = place_weights[:, order]
         concept_vectors = concept_vectors[order]
         error = float((rows - place_weights @ concept_vectors).norm() / rows.norm())
+        # what the layer gives where all of its map is one concept at its strongest
         vectors = concept_vectors.to(maps)
         at_all_places = vectors[:, :, None].expand(-1, -1, prod(places))
         concept_maps = at_all_places.reshape((count, channels, *places))
@@ -177,11 +180,11 @@ def find_concepts(
     return Concepts(
         maps_of_concepts,
         vectors,
-        scores_of(name)[scores],
-        name,
-        evidence.size,
-        error,
-        evidence.placement,
+        logits=scores_of(name)[scores],
+        layer=name,
+        size=evidence.size,
+        error=error,
+        placement=evidence.placement,
     )
 
 
@@ -207,13 +210,13 @@ def factorise(rows: torch.Tensor, count: int, seed: int = 0) -> tuple[torch.Tens
     """Non-negative factors ``(P, K)``, ``(K, C)`` of activations ``(P, C)``, by Lee and Seung
     (2001) until ten updates gain under 1e-4. A changed generator or order changes saved concepts.
     """
-    scale = (rows.mean() / count).sqrt()
+    scale = (rows.mean() / count).sqrt()  # their product begins at about the size of the rows
     generator = torch.Generator("cpu").manual_seed(seed)
     shapes = (len(rows), count), (count, rows.shape[1])
     place_weights, concept_vectors = (
         normal(shape, generator).abs().to(rows) * scale for shape in shapes
     )
-    last_error = float("inf")
+    last_error = inf
     for step in range(STEPS):
         place_weights, concept_vectors = updated_factors(rows, place_weights, concept_vectors)
         if step % 10 == 9:

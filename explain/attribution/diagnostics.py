@@ -145,7 +145,7 @@ def warn_of_half_precision(methods: Mapping[str, Method], x: torch.Tensor) -> No
 
     def reaches_input(method: Method | Attributor) -> bool:
         return any(
-            need.whole
+            need.whole  # its graph goes back to the input
             or (isinstance(need, Attributions) and reaches_input(need.method))
             or (isinstance(need, Searches) and reaches_input(need.of_samples))
             for need in method.needs
@@ -170,17 +170,17 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             coverages[type(need)] = evidence[need]
     if not coverages:
         return None
-    gradients = coverages.get(RuleCoverage)
+    rectifiers = coverages.get(RuleCoverage)
     relevance = coverages.get(RelevanceCoverage)
     uninspected = coverages.get(Uninspected)
-    if gradients is not None and not gradients.covered:
+    if rectifiers is not None and not rectifiers.covered:
         warn(
             f"{method.name} found no rectifier (ReLU or a relative) between the input and the "
             "score, so it equals the plain gradient; use saliency, or a network with "
             "rectifiers"
         )
     opaque = [
-        (gradients, "where they rectify, the plain gradient passes"),
+        (rectifiers, "where they rectify, the plain gradient passes"),
         (uninspected, "what they add is in no map, but in delta"),
     ]
     for coverage, effect in opaque:
@@ -195,7 +195,7 @@ def warn_of_coverage(method: Method, evidence: Evidence) -> Coverage | None:
             "relevance by the plain gradient, and may lose some: write them with simpler "
             "functions"
         )
-    return relevance or gradients or uninspected
+    return relevance or rectifiers or uninspected
 
 
 def _listed(coverage: Coverage) -> str:
@@ -215,7 +215,7 @@ def not_finite(attribution: Attribution, largest: Sequence[float]) -> ModelError
     """
     parts = list(attribution.parts.values()) or [attribution]
     wrong = next(index for index, value in enumerate(largest) if not math.isfinite(value))
-    part = parts[wrong * len(parts) // len(largest)]
+    part = parts[wrong * len(parts) // len(largest)]  # each part has as many images
     at_layer = "" if part.layer is None else f" at layer {part.layer}"
     return ModelError(
         f"model must have finite activations and gradients, but {part.method} found NaN or "
@@ -240,7 +240,7 @@ def to_be_read(
     if not warns:
         return tensors
     score = attribution.score
-    if not attribution.parts:
+    if not attribution.parts:  # of several inputs, this evidence is on the first alone
         # taken as slopes, values change the score by about their norm times the largest input
         values = attribution.values.detach()
         change = values.flatten(1).norm(dim=1) * evidence[0].inputs.abs().amax().clamp(min=1)
@@ -291,6 +291,7 @@ def warn_of_result(
             "is not absolute"
         )
     reasons: dict[str, list[str]] = {}
+    # images whose values were nothing but rounding errors, and have been set to zero
     cancelled = doubtful["cancelled"].tolist() if "cancelled" in doubtful else [False] * len(score)
     for image, magnitude in enumerate(largest):
         if magnitude != 0 and not cancelled[image]:
@@ -312,8 +313,8 @@ def warn_of_result(
             reason = (
                 f"{answer} with all regions absent; take another baseline{where}, or another target"
             )
-        # the relevance ended at the softmax
         elif "softmax" in taken and bool(taken["softmax"][image] != 0):
+            # the relevance ended there
             reason = "its rules hold a softmax constant that the score comes through; use attnlrp"
         else:
             reason = why_empty(

@@ -75,7 +75,7 @@ class Effects:
         effects = torch.cat(list(self.by_layer.values())).double()
         estimates = torch.cat(list(self.estimates.values())).double()
         if len(effects) < 2:
-            return float("nan")
+            return math.nan
         return float(torch.corrcoef(torch.stack([effects, estimates]))[0, 1])
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Effects:
         from matplotlib.colors import Normalize
 
         columns = min(4, len(self.by_layer))
-        rows = -(-len(self.by_layer) // columns)
+        rows = math.ceil(len(self.by_layer) / columns)
         figure = self._empty(2.4 * columns + 0.8, 2.5 * rows)
         figure.subplots(
             rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []}
@@ -145,7 +145,7 @@ class Effects:
             height, width = effects.shape if self.photo is None else self.photo.shape
             extent = (0, width, height, 0)
             opacity = None
-            if self.photo is not None:  # the photo shows through where a patch does little
+            if self.photo is not None:  # pale, and it shows through where a patch does little
                 axes.imshow(self.photo.numpy(), cmap="gray", vmin=-0.3, vmax=1.3, extent=extent)
                 opacity = (0.15 + abs(effects) / self._largest).clip(max=0.85)
             axes.imshow(effects, **self._colors, extent=extent, alpha=opacity)

@@ -93,23 +93,24 @@ def lens(
     inputs = with_layout(model, x).detached()
     all_blocks = blocks(model, inputs, include_top_level=False)
     names = all_blocks if layers is None else select_places(model, layers)
-    no_blocks = LayerError(
+    without_blocks = LayerError(
         "model must have blocks to be read by its last layers, got none; name the layers"
     )
     if not names:
-        raise no_blocks
+        raise without_blocks
     with preserve.untouched(model), torch.no_grad(), reading(model, inputs, None, categories):
+        # all blocks, as the last one is replaced even if others were named
         with capture(model, list(dict.fromkeys([*names, *all_blocks])), gradients=False) as records:
             output = inputs.call(model)
         find_logits(output, len(inputs))  # refuses a model without class scores
         outputs = {record.layer: record.activation for record in records.records}
         block_outputs = {name: values for name, values in outputs.items() if name in names}
         if not block_outputs:
-            raise no_blocks
-        shapes = {name: values.shape for name, values in block_outputs.items()}
-        shape = list(shapes.values())[-1]
-        if layers is not None and len(set(shapes.values())) > 1:
-            got = ", ".join(str(tuple(other)) for other in set(shapes.values()))
+            raise without_blocks
+        shapes = [values.shape for values in block_outputs.values()]
+        shape = shapes[-1]
+        if layers is not None and len(set(shapes)) > 1:
+            got = ", ".join(str(tuple(other)) for other in set(shapes))
             raise LayerError(f"layers must give tensors of one shape, got {got}")
         block_outputs = {
             name: values for name, values in block_outputs.items() if values.shape == shape
@@ -120,7 +121,7 @@ def lens(
             [_read(model, inputs, last_block, values) for values in block_outputs.values()]
         )
         token_scores = None
-        if tokens and len(shape) == 3:
+        if tokens and len(shape) == 3:  # ``(N, T, D)``
             token_scores = torch.stack(
                 [_read_tokens(model, inputs, last_block, v) for v in block_outputs.values()]
             )

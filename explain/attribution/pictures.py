@@ -1,5 +1,6 @@
 """What an explanation looks like: attributions as overlays, captions, and the tiles of a sheet."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -64,14 +65,15 @@ class Scene:
             picture = overlays.numbered(picture, self.slices)
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
-            detected = [*self.detected.values(), box]
-            picture = overlays.outlined(picture, {"": box}, detected.index(box))
+            # in the colour of the detection that it is, or else in the next one
+            color = [*self.detected.values(), box].index(box)
+            picture = overlays.outlined(picture, {"": box}, first=color)
         if self.above is None:
             return picture
         [parts] = attribution[:1].boxes(self.above)
         for part in parts:
             edges = self.box.to_photo(part, attribution.size)
-            picture = overlays.outlined(picture, {"": edges}, len(self.detected))
+            picture = overlays.outlined(picture, {"": edges}, first=len(self.detected))
         return picture
 
     def largest(self, attribution: Attribution, style: styles.Colored) -> float:
@@ -107,7 +109,7 @@ class Scene:
         key = repr(style)
         if key not in self.legends:
             if isinstance(style, styles.Colored):
-                style = replace(style, share=None)
+                style = replace(style, share=None)  # a legend shows the whole scale
             part = self.photo.crop(self._seen_edges)
             self.legends[key] = style.over(self.photo).legend(part)
         return self.legends[key]
@@ -167,12 +169,12 @@ class Scene:
 
         return Scene(
             photo,
-            on_photo(self.box),
-            tuple(map(on_photo, self.seen)),
-            tuple(None if box is None else changed(box) for box in self.boxes),
-            {label: changed(box) for label, box in self.detected.items()},
-            self.above,
-            {name: changed(cell) for name, cell in self.slices.items()},
+            box=on_photo(self.box),
+            seen=tuple(map(on_photo, self.seen)),
+            boxes=tuple(None if box is None else changed(box) for box in self.boxes),
+            detected={label: changed(box) for label, box in self.detected.items()},
+            above=self.above,
+            slices={name: changed(cell) for name, cell in self.slices.items()},
         )
 
 
@@ -203,7 +205,7 @@ class Look:
             option: dict[str, Any] = {name: getattr(self, name)}
             is_used = any(hasattr(style, name) for style in in_styles)
             if option[name] is not None and in_styles and not is_used:
-                styles.get_style(in_styles[0], **option)
+                styles.get_style(in_styles[0], **option)  # raises, as for a chosen style
 
     def of(self, method_style: str) -> Style:
         """The style in which a map is drawn whose method's own style is ``method_style``.
@@ -251,9 +253,9 @@ def map_for(
     is_placed = placement is not None and not placement.is_even
     if in_pixels or is_placed or style.name not in OUTLINES:
         values = _on_input(attribution, style, slices)
-    else:
+    else:  # the style rounds the outlines of the cells itself
         values = array(attribution.contributions[0] if with_sign else attribution.cells[0])
-    return values / (np.abs(values).max() or 1.0)
+    return values / (np.abs(values).max() or 1.0)  # a map of zeros stays
 
 
 def _on_input(
@@ -311,19 +313,18 @@ def cautions(attribution: Attribution) -> list[str]:
     values = attribution.contributions[0].float()
     if attribution.sets is not None or not (values.numel() and values.any()):
         return []
-    said = []
+    remarks = []
     share = beyond_noise(attribution)
     if share is not None and share < MOSTLY:
-        said.append(f"mostly noise: {percent(1 - share)} of it is within two standard errors")
+        remarks.append(f"mostly noise: {percent(1 - share)} of it is within two standard errors")
     if attribution.layer is not None and values.ndim == 2 and values.numel() <= FEW_CELLS:
-        said.append(f"only {values.shape[0]} × {values.shape[1]} cells")
+        remarks.append(f"only {values.shape[0]} × {values.shape[1]} cells")
     low = float(values.min())
     high = float(values.max())
-    largest = max(abs(low), abs(high))
-    apart = (high - low) / largest
-    if apart <= EVEN:
-        said.append(f"nearly even: its values differ by at most {round(100 * apart)} %")
-    return said
+    relative_range = (high - low) / max(abs(low), abs(high))
+    if relative_range <= EVEN:
+        remarks.append(f"nearly even: its values differ by at most {round(100 * relative_range)} %")
+    return remarks
 
 
 def _in_pixels(attribution: Attribution) -> bool:
@@ -416,7 +417,7 @@ def sentence(attribution: Attribution, label: str, categories: Sequence[str] | N
     if not first.size:
         empty = "stays when all is absent" if sufficient else "is no answer for the whole photo"
         return f"{label} {empty}"
-    has_scores = first.alone == first.alone  # NaN: after an interrupt no scores were computed
+    has_scores = not math.isnan(first.alone)  # as after an interrupt, which computes none
     details = []
     if has_scores:
         details = [f"score {first.alone:.2f} with these alone, {first.without:.2f} without them"]
@@ -459,8 +460,10 @@ def groups(
     photo = Tile(overlays.outlined(scene.photo, scene.detected), "photo")
     if scene.slices:
         return _by_slice(scene, photo.picture, results, titles, look, marks)
-    is_table = len(results) > 1 and len(results[0]) > 1
-    if is_table and len(results[0]) >= abreast > len(results):
+    target_count = len(results)
+    method_count = len(results[0])
+    is_table = target_count > 1 and method_count > 1
+    if is_table and method_count >= abreast > target_count:  # it fits if methods are rows
         return Group("", (photo,)), *_by_method(results, titles, tiles)
     if is_table:
         rows = [
@@ -469,7 +472,7 @@ def groups(
         ]
         return Group("", (photo,)), *rows
     groups = [
-        Group(title if len(results) > 1 else name, tiles(index, members))
+        Group(title if target_count > 1 else name, tiles(index, members))
         for index, (title, result) in enumerate(zip(titles, results, strict=True))
         for name, members in _families(result, order)
     ]
@@ -491,16 +494,17 @@ def _by_slice(
     the scan and the maps are its rows."""
     names = list(scene.slices)
     shown = [names[place] for place in evenly_spread(len(names), SHOWN_SLICES)]
-    whole = replace(scene, numbered=False)
+    whole = replace(scene, numbered=False)  # the names stand below the slices
 
     def row(heading: str, picture: Image.Image, first: Tile) -> Group:
         """A row of the slices of one picture; what is said of all stands below the first."""
         tiles = []
         for number, name in enumerate(shown):
-            said = first if number == 0 else Tile(picture)
+            with_words = first if number == 0 else Tile(picture)
             left, top, right, bottom = map(round, scene.slices[name])
             part = picture.crop((left, top, right, bottom))
-            tiles.append(replace(said, picture=part, name=name, detail=""))
+            # the name of the method and the detail are in the heading
+            tiles.append(replace(with_words, picture=part, name=name, detail=""))
         return Group(heading, tuple(tiles), own_row=True)
 
     rows = [row("scan", photo, Tile(photo))]

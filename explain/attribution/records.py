@@ -280,11 +280,12 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
     that ran, so that a method that stopped early makes the same map again.
     """
     options = dict(attribution.options)
-    if attribution.stopped:  # options that make as many runs as there were
+    placement = attribution.placement
+    if attribution.stopped:  # as many runs again, however long they take
         options_of_run = {"samples": attribution.samples, "max_seconds": None}
         options |= {name: value for name, value in options_of_run.items() if name in options}
     estimate = None
-    if attribution.samples is not None:  # the largest error is over the largest value
+    if attribution.samples is not None:
         estimate = {
             "samples": attribution.samples,
             "planned": None if attribution.planned is None else int(attribution.planned.max()),
@@ -304,7 +305,7 @@ def results_of(attribution: result.Attribution) -> dict[str, Any]:
         "values": shape_and_digest(pictures.array(attribution.values[0])),
         "sets": None if attribution.sets is None else attribution.sets.described(0),
         "interventions": encode(list(attribution.interventions)),
-        "placement": attribution.placement and attribution.placement[0].described,
+        "placement": None if placement is None else placement[0].described,
     }
 
 

@@ -117,7 +117,7 @@ class Request:
         inputs = check_inputs(model, x, settings.layout)
         tokens: dict[str, tuple[str, ...]] = {}
         are_classes = {*map(type, targets)} <= {ClassTarget, TopClass}
-        if not are_classes:
+        if not are_classes:  # texts and answers are further inputs of the model
             model, inputs, tokens = text.with_texts(model, inputs, targets)
             model, inputs, answer_tokens = answer.with_answers(model, inputs, targets)
             tokens = {**tokens, **answer_tokens}
@@ -126,17 +126,17 @@ class Request:
         if is_program(model) and (
             settings.layer is not None or any(map(uses_layer, methods_by_name.values()))
         ):
-            model = unwrap.with_layers(model)
+            model = unwrap.with_layers(model)  # a program has no modules to hook
         layers = None
         if settings.layer is not None:  # a wrong name is reported even if no method uses a layer
             layers = find_layers(model, inputs, settings.layer)
         for name, method in methods_by_name.items():
-            if layers is not None:
+            if layers is not None:  # some methods look at a layer only where one is named
                 method = method.in_layer()
             if inputs.x.ndim == 5:
                 method = method.with_frames(inputs.x, frames_first=inputs.layout == "NTCHW")
             methods_by_name[name] = method
-            if settings.create_graph or len(inputs.paths) > 1:
+            if settings.create_graph or len(inputs.paths) > 1:  # else nothing is refused
                 _check_method(method, name, inputs, settings)
         if layers is not None and not any(map(uses_layer, methods_by_name.values())):
             raise MethodError(
@@ -144,7 +144,7 @@ class Request:
                 f"{', '.join(methods_by_name)}; leave it out"
             )
         sized_targets = list(targets)
-        for number, target in enumerate(() if are_classes else targets):
+        for number, target in enumerate(() if are_classes else targets):  # classes need no size
             sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
@@ -199,7 +199,9 @@ class Request:
             first_image.call(self.model)
             seconds = time.perf_counter() - start
         sizes = [size for _, size in footprint.outputs] or [0]
+        # the cost has backward passes once
         passes = self.cost(plan) + plan.images * plan.passes_back + plan.rows_back
+        # a graph keeps the outputs of all layers, other passes those of a few at a time
         bytes_of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
         bytes_of_samples = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
         return replace(
@@ -292,7 +294,7 @@ class Request:
                 results.append(attributions)
             if checks:
                 checked = iter(self._check(unchecked, layers))
-                for attributions in results:
+                for attributions in results:  # each takes as many as it has
                     attributions.update(zip(list(attributions), checked, strict=False))
         if not all(results):
             raise KeyboardInterrupt("interrupted before any method had something to show")
@@ -313,7 +315,7 @@ class Request:
         ]
         numbers = iter(read_together(*chain.from_iterable(map(dict.values, to_read))))
         for item, tensors in zip(unchecked, to_read, strict=True):
-            numbers_by_reason = dict(zip(tensors, numbers, strict=False))
+            numbers_by_reason = dict(zip(tensors, numbers, strict=False))  # takes its own alone
             largest = numbers_by_reason.pop("largest")
             if not all(map(math.isfinite, largest)):
                 raise not_finite(item.attribution, largest)
@@ -350,6 +352,7 @@ class Request:
         """
         searches = any(isinstance(need, Searches) for need in item.method.needs)
         is_timed = getattr(item.method, "max_seconds", None) is not None
+        # nor are sharded models run more often than they must be
         if searches or is_timed or sharded(self.model):
             return torch.zeros_like(tiny)
         request = replace(
@@ -368,7 +371,7 @@ class Request:
                 return torch.zeros_like(tiny)
             (other,) = by_target[0].values()
             alike.append(likeness(item.attribution.values, other.values))
-            tiny = tiny & (alike[0] < _SAME)
+            tiny = tiny & (alike[0] < _SAME)  # else the first nudge says already that it is real
             if not tiny.any():
                 break
         return tiny & (torch.stack(alike).amin(0) < _OTHER)
@@ -455,7 +458,6 @@ class Request:
         if fuse is None and self.layers is None:
             fuse = "stages" if method.fusion else "sum"  # of branches
         layout = self.inputs.layout
-        # maps of a layer are of no input
         if len(evidence) == 1 or not any(need.of_input for need in method.needs):
             return apply_method(method, self.model, evidence[0], fuse, layout, self.inputs.name)
         parts = {}

@@ -219,6 +219,7 @@ class Attribution(Outcome):
         is_enough = (
             tolerance is not None and errors is not None and bool((errors <= tolerance).all())
         )
+        # fewer runs than planned, but no more were wanted: the error was small enough
         is_timed = self.options.get("max_seconds") is not None and not is_enough
         if not is_timed and (self.finished is None or bool(self.finished.all())):
             return ""
@@ -268,11 +269,11 @@ class Attribution(Outcome):
         """
         sizes = {}
         for name, part in (self.parts or {self.input or "x": self}).items():
-            summed_values = part.values.float().sum(part.channel_dim if part.size[1:] else 2)
-            if part.size[1:]:
-                summed_values = adaptive_avg_pool2d(summed_values, 8) * (
-                    part.size[-2] * part.size[-1] / 64
-                )
+            is_image = len(part.size) > 1  # else tokens ``(N, L, D)``
+            summed_values = part.values.float().sum(part.channel_dim if is_image else 2)
+            if is_image:
+                pixels_of_field = part.size[-2] * part.size[-1] / 64
+                summed_values = adaptive_avg_pool2d(summed_values, 8) * pixels_of_field
             sizes[name] = summed_values.abs().flatten(1).sum(1)
         total = torch.stack([*sizes.values()]).sum(0)
         return {name: size / torch.where(total > 0, total, 1) for name, size in sizes.items()}
@@ -329,7 +330,7 @@ class Attribution(Outcome):
         parts = []
         for mask, heatmap in zip(masks, heat, strict=True):
             numbers, boxes = connected_parts(mask)
-            sums = np.bincount(numbers.ravel(), heatmap.ravel())[1:]
+            sums = np.bincount(numbers.ravel(), heatmap.ravel())[1:]  # 0 is outside all parts
             order = np.argsort(-sums, kind="stable")
             parts.append([(tuple(boxes[part].tolist()), numbers == part + 1) for part in order])
         return parts
@@ -395,8 +396,8 @@ class Attribution(Outcome):
         layer = "" if self.layer is None else f", layer {self.layer!r}"
         target = self.target
         if not isinstance(target, str):
-            shown = ", ".join(str(index) for index in target.tolist()[:6])
-            target = f"{shown}, ..." if len(target) > 6 else shown
+            first_classes = ", ".join(str(index) for index in target.tolist()[:6])
+            target = f"{first_classes}, ..." if len(target) > 6 else first_classes
         text = (
             f"Attribution({self.method!r}, {images}, values {tuple(self.values.shape)}{layer}, "
             f"target {target}"
@@ -413,6 +414,7 @@ class Attribution(Outcome):
         """
         in_own_style = self.style in ("signed", "color") and len(self.size) == 2
         style = get_style(self.style if in_own_style else "intensity")
+        # `signed`, `values` or `heatmap`; each frame of a video is a map
         maps = getattr(self, style.reads).detach().float().flatten(0, len(self.size) - 2)
         times = max(1, round(ENLARGED / max(maps.shape[-2:])))
         blank = Image.new("RGB", (maps.shape[-1] * times, maps.shape[-2] * times), "white")
@@ -487,25 +489,27 @@ def fused(
     how: Fusion = "mean",
     placements: Sequence[Placement | None] = (),
 ) -> torch.Tensor:
-    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each by its largest magnitude.
-    "stages" sums within a resolution first."""
+    """Fuse maps ``(N, h, w)`` of layers at the finest resolution, each divided by its largest
+    magnitude but for "sum". "stages" is the product of the sums within each resolution."""
     placements = placements or [None] * len(maps)
     if how == "stages":
         by_size: dict[torch.Size, list[int]] = {}
         for number, layer_map in enumerate(maps):
             by_size.setdefault(layer_map.shape, []).append(number)
-        stages = [
-            fused([maps[i] for i in numbers], "sum", [placements[i] for i in numbers])
+        maps = [
+            fused(
+                [maps[i] for i in numbers], how="sum", placements=[placements[i] for i in numbers]
+            )
             for numbers in by_size.values()
         ]
-        maps = stages
+        # maps of one resolution were brought to the cells of their first
         placements = [placements[numbers[0]] for numbers in by_size.values()]
     finest = finest_of(maps)
     size = tuple(maps[finest].shape[1:])
 
+    # where the cells of each map look, and of the finest, which has ``size`` of them
     pairs = [(placement, placements[finest], size) for placement in placements]
-    # a coarse cell is shared out among the fine ones
-    if how == "sum":
+    if how == "sum":  # a coarse cell is shared out among the fine ones
         total = maps[0].new_zeros((len(maps[0]), *size))
         for values, pair in zip(maps, pairs, strict=True):
             total = total + shared_out(values[:, None], *pair)[:, 0]
@@ -519,7 +523,7 @@ def fused(
         return stacked.mean(0)
     if how == "max":
         return stacked.amax(0)
-    return stacked.clamp(min=0).prod(0)
+    return stacked.clamp(min=0).prod(0)  # a product of two negative values is no evidence
 
 
 def finest_of(maps: Sequence[torch.Tensor]) -> int:

@@ -86,8 +86,8 @@ def _selected(request: Request, group: str) -> Selection:
     fitting = _fit(request)
     costs = {}
     for name in fitting:
-        single_request = _alone(request, get_method(name))
-        costs[name] = single_request.cost(replace(single_request.plan(), images=1))
+        one_method = _alone(request, get_method(name))
+        costs[name] = one_method.cost(replace(one_method.plan(), images=1))
     chosen = tuple(name for name in fitting if group == "everything" or costs[name] < MANY)
     return Selection(chosen, costs, tuple(name for name in list_methods() if name not in fitting))
 
@@ -107,6 +107,7 @@ def requested(
     settings = Settings(**options) if options else DEFAULTS
     all_targets = as_targets(target, targets, top_k, settings.categories)
     if isinstance(methods, str) and methods in GROUPS:
+        # without budgets, so that costs are those at default settings
         layer_settings = Settings(layer=settings.layer, layout=settings.layout)
         all_methods = Request.of(model, x, list_methods(), all_targets[:1], layer_settings)
         methods = _selected(all_methods, methods).methods
@@ -131,9 +132,13 @@ def _fits(request: Request, method: Method) -> bool:
     """Whether a method fits the network and target; one for certain networks is tried with little
     work, and any `ExplainError` means that it does not.
     """
-    is_closed = any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model)
-    if is_closed or not can_be_stitched(method, request.model):
+    # hooks see nothing inside scripted modules
+    if any(need.looks_inside for need in method.needs) and unwrap.scripted(request.model):
         return False
+    # a model that runs over windows cannot be read by every method
+    if not can_be_stitched(method, request.model):
+        return False
+    # an objective compares classes, so that it fits class targets only: others refuse it
     has_objective = any(getattr(need, "objective", None) is not None for need in method.needs)
     if not (method.only_for or has_objective):
         return True

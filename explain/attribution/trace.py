@@ -52,6 +52,7 @@ class _Patches(Perturbation):
     """
 
     total: int
+    # in a list, as fields are frozen: the only entry is replaced for each batch
     numbers: list[torch.Tensor] = field(default_factory=lambda: [torch.zeros(0, dtype=torch.long)])
 
     is_by_hooks = True
@@ -105,6 +106,7 @@ class _Site:
             if tensor is None:
                 return None
             values = tensor.movedim(self.of_images, 0)
+            # negative, or beyond the last, for copies that are patches of another place
             units = patches.numbers[0].cpu()[: len(values)] - self.first
             patched_samples = ((units >= 0) & (units < len(self.masks))).nonzero()[:, 0]
             if not len(patched_samples):
@@ -173,14 +175,13 @@ def trace(
     names = (
         select_places(model, layers) if layers is not None else _default(model, clean_inputs, at)
     )
-    nothing = LayerError(f"model must have {at} to be traced, got none; name the layers")
+    without_units = LayerError(f"model must have {at} to be traced, got none; name the layers")
     if not names:
-        raise nothing
-    if at == "heads":
+        raise without_units
+    if at == "heads":  # of an attention that is named as a whole, all its heads
         names = [name if find_places(model, name)[name].part else f"{name}:heads" for name in names]
-    reader = OutputReader(
-        model, clean_inputs, None, None if categories is None else len(categories)
-    )
+    class_count = None if categories is None else len(categories)
+    reader = OutputReader(model, clean_inputs, activation=None, classes=class_count)
     with preserve.untouched(model), reader:
         with torch.no_grad(), capture(model, names, gradients=False) as clean_pass:
             output = clean_inputs.call(model)
@@ -189,18 +190,19 @@ def trace(
             .for_input_size(tuple(clean_inputs.x.shape[2:]))
             .resolved(output, 1)
         )
-        clean_score, classes = resolved.pick(output, 1)[:2]
-        clean_score = clean_score.clone()  # the next pass may overwrite the model's answer
+        picked_score, classes = resolved.pick(output, 1)[:2]
+        clean_score = picked_score.clone()  # the next pass may overwrite the model's answer
         x = corrupted_inputs.x.clone().requires_grad_()
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
-            corrupted_score = resolved.pick(corrupted_inputs.replaced(x).call(model), 1)[0][0]
+            corrupted_output = corrupted_inputs.replaced(x).call(model)
+            (corrupted_score,) = resolved.pick(corrupted_output, 1)[0]  # of one image
         corrupted_pass.backward(corrupted_score, roughly=True)
     find_sites = _SiteFinder(
         model, clean_inputs, at, clean_pass, corrupted_pass, named=layers is not None
     )
     sites = find_sites(names)
     if not sites:
-        raise nothing
+        raise without_units
     patches = _Patches(sites[-1].end)
     with HookGroup(model) as group, reader:
         for site in sites:
@@ -211,13 +213,15 @@ def trace(
     effects = lookup(None)[Scores(patches)].cpu() - corrupted_score.detach().cpu()
     return Effects(
         at,
-        {site.name: effects[site.first : site.end] for site in sites},
-        {site.name: site.estimates for site in sites},
-        float(clean_score),
-        float(corrupted_score.detach()),
-        resolved.name if classes is None else labels.class_label(categories, int(classes[0])),
-        {site.name: site.grid for site in sites if site.grid is not None},
-        _in_grey(clean_inputs.x) if clean_inputs.x.ndim == 4 else None,
+        by_layer={site.name: effects[site.first : site.end] for site in sites},
+        estimates={site.name: site.estimates for site in sites},
+        clean=float(clean_score),
+        corrupted=float(corrupted_score.detach()),
+        target=resolved.name
+        if classes is None
+        else labels.class_label(categories, int(classes[0])),
+        grid={site.name: site.grid for site in sites if site.grid is not None},
+        photo=_in_grey(clean_inputs.x) if clean_inputs.x.ndim == 4 else None,
     )
 
 
@@ -281,18 +285,28 @@ class _SiteFinder:
                 raise LayerError(must)
             return None
         place = find_places(self.model, name)[name]
+        # of tokens, images may be in the second dimension
         grid = self._grids(place, shape) if len(shape) == 3 else None
         image_dim = 0 if grid is None else grid.of_images
         clean = record.activation.movedim(image_dim, 0)
-        masks, cells = self._masks(name, place, clean)
+        masks, rows_and_columns = self._masks(name, place, clean)
         change = record.activation - corrupted.activation
         gradient = torch.zeros_like(change) if corrupted.gradient is None else corrupted.gradient
         products = (change * gradient).movedim(image_dim, 0)[0]
         estimates = torch.stack([(products * mask).sum() for mask in masks]).cpu()
+        # of several calls, the last one was captured, and a hook must act on that one alone
         calls = sum(call_record.layer == record.layer for call_record in self.clean.records)
         is_named_call = calls == 1 or place_of(name, self.model).call is not None
         call_name = name if is_named_call else name_of_call(name, calls - 1, self.model)
-        return _Site(call_name, clean, masks, first_patch, image_dim, estimates, cells)
+        return _Site(
+            call_name,
+            clean=clean,
+            masks=masks,
+            first=first_patch,
+            of_images=image_dim,
+            estimates=estimates,
+            grid=rows_and_columns,
+        )
 
     def _masks(
         self, name: str, place: LayerPlace, values: torch.Tensor
@@ -339,12 +353,12 @@ def _default(model: nn.Module, inputs: Inputs, at: At) -> list[str]:
     names = blocks(model, inputs)
     if at != "layers":
         return names
-    # the output of a block is all that later ones see, unlike that of a branch inside it
     calls = [call for call in summary_of(model, inputs).calls if call.grid is not None]
-    called_often = {call.name for call in calls if call.number}
+    called_often = {call.name for call in calls if call.number}  # 0 is the first call
     layers = []
     for name in names:
         children = [call for call in calls if call.name.rpartition(".")[0] == name]
+        # a block without parts that give maps is traced itself
         layers += children or [call for call in calls if call.name == name]
     return [
         name_of_call(call.name, call.number, model) if call.name in called_often else call.name
@@ -365,9 +379,9 @@ def blocks(model: nn.Module, inputs: Inputs, *, include_top_level: bool = True) 
         if isinstance(submodule(model, name.rpartition(".")[0]), (nn.Sequential, nn.ModuleList))
     ]
 
-    inner_names = tuple(f"{name}." for name in listed)
-    outermost = {name for name in listed if not name.startswith(inner_names)}
-    if include_top_level:
+    beginnings_inside = tuple(f"{name}." for name in listed)
+    outermost = {name for name in listed if not name.startswith(beginnings_inside)}
+    if include_top_level:  # all modules of the network itself but those that hold the blocks
         around = {name.partition(".")[0] for name in outermost if "." in name}
         outermost |= {name for name in called if "." not in name and name not in around}
     return list(dict.fromkeys(name for name in called if name in outermost))

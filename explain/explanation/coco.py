@@ -87,6 +87,7 @@ def _region(mask: Array) -> dict[str, Any]:
     height = int(rows[-1] - rows[0]) + 1
     width = int(columns[-1] - columns[0]) + 1
     pixels = mask.T.ravel()
+    # runs of pixels outside and inside in turn, the first of them outside, if only of length 0
     changes = np.flatnonzero(np.diff(pixels, prepend=False))
     counts = np.diff(changes, prepend=0, append=len(pixels))
     return {

@@ -61,7 +61,7 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
         values = array(explanation.results[target][method].heatmap[0])
         heatmaps.append(
             styles.resampled_on_photo(values, explanation.photo.size, explanation.box)
-            / np.float32(255)
+            / np.float32(255)  # from uint8
             * seen_by_all
         )
     return heatmaps

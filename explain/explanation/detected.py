@@ -57,8 +57,8 @@ def located(
     ):
         output = inputs.call(model)
         layout = find_layout(output, count, size)
-        resolved = [_resolved(target, output, count, size) for target in targets]
-        scores = [_scores(target, output, count) for target in resolved]
+        resolved_targets = [_resolved(target, output, count, size) for target in targets]
+        scores = [_scores(target, output, count) for target in resolved_targets]
         if layout is not None:
             hits = [Detections(size=size).detected(output, count, image) for image in range(count)]
     results = []
@@ -68,17 +68,17 @@ def located(
             [class_label(categories, category) for _, category in hits[image]]
         )
         for query, category in hits[image]:
-            assert layout is not None
+            assert layout is not None  # else there are no hits
             box = seen_part.to_photo(layout.boxes[image][query].tolist(), size)
             score = float(layout.scores[image][query, category])
             detections.append(Prediction(names_of_hits[len(detections)], score, category, box))
         names: list[str] = []
         boxes: list[Prediction | None] = []
         repeatable_targets: list[Target] = []
-        for target, choice, box_scores in zip(targets, resolved, scores, strict=True):
+        for target, resolved, box_scores in zip(targets, resolved_targets, scores, strict=True):
             prediction = None
-            if box_scores is not None and isinstance(choice, Detected):
-                of_image = choice.rows(torch.tensor([image]))
+            if box_scores is not None and isinstance(resolved, Detected):
+                of_image = resolved.rows(torch.tensor([image]))
                 if len(of_image.boxes) > 1:
                     name, repeatable = _together(target, of_image, categories)
                 else:
@@ -88,7 +88,7 @@ def located(
                     )
                     name = prediction.label
             else:
-                name, repeatable = _region(target, choice, image, categories)
+                name, repeatable = _region(target, resolved, image, categories)
             names.append(name)
             boxes.append(prediction)
             repeatable_targets.append(repeatable)
@@ -165,10 +165,10 @@ def _box(
     corners = resolved.boxes[0]
     box = seen_part.to_photo(corners.tolist(), size)
     rank = resolved.ranks[0]
-    same = [item.label for item in detections if item.category == category and item.box == box]
+    names = [item.label for item in detections if item.category == category and item.box == box]
     name = f"{label} box {','.join(str(round(edge)) for edge in box)}"
-    if same:
-        name = same[min(rank, len(same) - 1)]
+    if names:  # of several detections with one box, best first, the rank says which
+        name = names[min(rank, len(names) - 1)]
     if resolved.of != "score":
         name = f"{resolved.of} of {name}"
     repeatable = Detections(

@@ -201,7 +201,7 @@ class Explainer:
         self.name = loaded.name
         self.weights = loaded.weights
         self.model = loaded.model if device is None else classifier.on_device(loaded.model, device)
-        view: dict[str, Any] = {
+        options_of_preprocessing: dict[str, Any] = {
             "size": size,
             "crop": crop,
             "channels": channels,
@@ -216,9 +216,11 @@ class Explainer:
             and isinstance(first_convolution(self.model)[1], nn.Conv3d)
         )
         callers_preprocess = None if preprocess is None else attached.as_preprocess(preprocess)
-        self.preprocess = attached.resolve_preprocessing(loaded, callers_preprocess, **view)
-        count = len(getattr(self.preprocess, "mean", ()))
-        self.window = as_read(check_window(window), count, tuple(bands))
+        self.preprocess = attached.resolve_preprocessing(
+            loaded, callers_preprocess, **options_of_preprocessing
+        )
+        channel_count = len(getattr(self.preprocess, "mean", ()))  # 0: not known of a function
+        self.window = as_read(check_window(window), channel_count, tuple(bands))
         # the command line and runs take each file for one photo, whatever slices are in it
         self.sees_bands = isinstance(self.window, Bands)
         labels = check_categories(categories)
@@ -243,15 +245,19 @@ class Explainer:
             "layout": layout,
             "window": check_window(window),
             "bands": tuple(bands) or None,
-            "channels": count if self.sees_bands else channels,
+            "channels": channel_count if self.sees_bands else channels,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         from_caller = [] if preprocess is None else ["preprocess"]
         if not isinstance(model, str | None):
             from_caller.insert(0, "model")
         else:
-            named = {"model": model or loaded.name, "weights": weights and str(weights), **view}
-            arguments = {**named, **arguments}
+            arguments = {
+                "model": model or loaded.name,
+                "weights": None if weights is None else str(weights),
+                **options_of_preprocessing,
+                **arguments,
+            }
             if isinstance(categories, str | os.PathLike):
                 arguments["categories"] = os.fspath(categories)
             elif labels is not None:
@@ -340,6 +346,7 @@ class Explainer:
             ExplainError: an argument does not fit the model or the photo.
         """
         session = self.session(methods, target, **options)
+        # an open file is one photo, although it is an iterator of lines
         if isinstance(image, list | tuple | Iterator) and not isinstance(image, io.IOBase):
             return collected(self._in_batches(image, session))
         (one,) = photos_for_targets([image], session.of_each)
@@ -397,6 +404,7 @@ class Explainer:
         wanted = as_targets(target, several, top_k, self.categories)
         listed = one_per_image(target)
         of_each = None if listed is None else as_targets(targets=listed, categories=self.categories)
+        # an activation that a target asks for makes probabilities of what would be numbers
         if self._outputs is None or self._outputs.kind == "numbers":
             activations = {
                 asked_target.activation for asked_target in (*wanted, *(of_each or ()))
@@ -404,7 +412,7 @@ class Explainer:
             activation = self._activation_of_caller or next(iter(activations), None)
             if activation != self._activation_of_caller:
                 self.activation = activation
-                self._outputs = None
+                self._outputs = None  # to be found out again
         is_group = isinstance(methods, str) and methods in GROUPS
         chosen: Any = methods if is_group else self._methods(methods)
         return Session(self, chosen, wanted, settings, of_each)
@@ -491,7 +499,7 @@ class Explainer:
         """
         targets = [self._targets_on(photo, session) for photo in photos]
         batch_targets = targets[0]
-        names = [photos[0].source]
+        names = [photos[0].source]  # in messages; without a file, one photo needs no name
         if len(photos) > 1:
             names = [photo.name for photo in photos]
             if session.of_each is not None:
@@ -499,6 +507,7 @@ class Explainer:
         x = torch.cat([photo.x for photo in photos])
         with intervene(self.model, session.options["interventions"]):
             tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
+            # of tiles, each has its own box
             seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
             with naming(names), showing(self._in_photo(photos, x)):
                 answers = replace(session, targets=batch_targets)(x, seen)
@@ -673,6 +682,7 @@ class Explainer:
         frames = photo.x.shape[2 if self.layout == "NCTHW" else 1]
         if tiles.ndim == 4 and len(tiles) > 1:
             return tuple(locate_tiles(self.preprocess, photo.image.size, frames))
+        # where a box is looked for, the preprocessing must give one image
         first = self.preprocess if tiles.ndim == 3 else lambda image: self.preprocess(image)[0]
         return (locate(first, photo.image.size),) * frames
 
@@ -713,12 +723,12 @@ class Explainer:
                 return x
             if self.layout == "NHWC":
                 return x.movedim(1, -1)
-            x = x[:, None]
+            x = x[:, None]  # one frame or tile
         if x.shape[1] == 1:  # one photo for a model of videos: all frames are the same
             frames = getattr(config, "num_frames", getattr(config, "frames_per_clip", 1))
             x = x.repeat_interleave(frames, 1)
-        channels = (self.layout or "NTCHW").index("C")
-        return x if channels == 2 else x.movedim(2, channels)
+        channel_dim = (self.layout or "NTCHW").index("C")
+        return x if channel_dim == 2 else x.movedim(2, channel_dim)
 
     def _size(self, x: torch.Tensor) -> tuple[int, int]:
         """The height and width of inputs, which lie as the model takes them."""
@@ -769,6 +779,7 @@ class Session:
     targets: list[Target]
     options: Mapping[str, Any]
     of_each: list[Target] | None = None
+    # about how many passes a photo takes, by the shape of its input
     _costs: dict[torch.Size, float] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, x: torch.Tensor, seen: Sequence[Box] = ()) -> BatchAnswers:
@@ -799,7 +810,7 @@ class Session:
             in_photos = located(
                 explainer.model,
                 inputs,
-                self.targets[: len(results)],
+                self.targets[: len(results)],  # of detections, there may be fewer
                 seen,
                 explainer.categories,
                 explainer.activation,
@@ -810,7 +821,7 @@ class Session:
         best: list[Prediction | None] = [None] * len(x)
         if values is not None:
             best = [outputs.answer(row, explainer.categories) for row in values]
-        return BatchAnswers(results, logits, probabilities, best, in_photos)
+        return BatchAnswers(results, logits, probabilities, predictions=best, located=in_photos)
 
     def of_photo(self, x: torch.Tensor) -> "Session":
         """Return the session for one photo, by its input ``x`` ``(1, C, H, W)``: with a target for
@@ -832,6 +843,7 @@ class Session:
                 predicted = target.detections_in(output, explainer._size(x), explainer.categories)
                 if predicted is None:
                     predicted = explainer._predicted(target, x, find_logits(output, len(x)))
+                # each once, whatever else was asked for
                 targets += [one for one in predicted if one not in [*targets, *self.targets]]
             else:
                 targets.append(target)
@@ -885,7 +897,13 @@ class Session:
         settings: dict[str, Any] = {**self.options, "categories": explainer.categories}
         with muted(), intervene(explainer.model, self.options["interventions"]):
             request = requested(
-                explainer.model, explainer._inputs(x), methods, None, targets, None, **settings
+                explainer.model,
+                explainer._inputs(x),
+                methods,
+                target=None,
+                targets=targets,
+                top_k=None,
+                **settings,
             )
             return request.cost(request.plan())
 

@@ -314,9 +314,9 @@ class Explanation(Reportable):
                 self.results,
                 titles,
                 look,
-                self._marks,
-                abreast,
-                order,
+                marks=self._marks,
+                abreast=abreast,
+                order=order,
             ),
             abreast=abreast,
         )
@@ -353,7 +353,7 @@ class Explanation(Reportable):
             MetricError: this is a copy without a model.
             ExplainError: the method or target was not explained.
         """
-        from explain.metrics.checking import check_explained
+        from explain.metrics.checking import check_explained  # only a check needs the metrics
 
         index = self._target(target)
         names = self.methods if methods is None else methods
@@ -394,8 +394,8 @@ class Explanation(Reportable):
         Raises:
             ExplainError: the width is none from 2 to 100 cm, or the style is unknown.
         """
-        is_table = len(self.results) > 1 and len(self.methods) > 1
-        is_table = is_table or bool(self.scene.slices)
+        has_columns = len(self.results) > 1 and len(self.methods) > 1
+        is_table = has_columns or bool(self.scene.slices)
         abreast = figures.abreast(width_cm, is_table)
         layout = self.layout(abreast=abreast, order=order, crop=crop, **options)
         return figures.figure_of(
@@ -541,6 +541,7 @@ class Explanation(Reportable):
         source = stem_of(self.source) if self.source else "image"
         formats = (picture_format, map_format)
         beginning = str(stem) if stem else source
+        # in the order in which files are added
         names = iter(file_names(beginning, self.targets, self.methods, formats, html is not None))
         look = self._look(self._all_attributions, **options)
         for index, result in enumerate(self.results):
@@ -548,6 +549,7 @@ class Explanation(Reportable):
                 values = array(attribution.values[0])
                 record = self.record(name, index)
                 if map_format == "npz":
+                    # the digest is that of what the file gives back
                     halves, scale = halved(values)
                     in_file = records.shape_and_digest(restored(halves, scale))
                     record["values"] |= {**in_file, "format": map_format}
@@ -628,7 +630,7 @@ class Explanation(Reportable):
         ``method`` is a name, with or without options, or a method; None is the first one.
         """
         result = self.results[target]
-        name = ""
+        name = ""  # of a method object, until it is asked
         if method is None:
             name = self.methods[0]
         elif isinstance(method, str):
@@ -683,7 +685,7 @@ class Explanation(Reportable):
         """Return the two parts of a target's title in captions: its label, and ", 87 %" with its
         probability or number (or an empty text), which is never cut where the label is."""
         answer = self.answer(target)
-        return answer.label, answer.amount and f", {answer.amount}"
+        return answer.label, f", {answer.amount}" if answer.amount else ""
 
     @property
     def _titles(self) -> list[str]:
@@ -729,8 +731,11 @@ def file_names(
     # options are among the names of methods, where several have one name
     maps = [f"{stem}-{method_slug(method)}" for stem in stems for method in methods]
     names = [f"{name}.{ending}" for name in maps for ending in (*formats, "json")]
-    names += [f"{photo}-sheet.{formats[0]}"] * (len(maps) > 1)
-    return names + [f"{photo}.html"] * html
+    if len(maps) > 1:
+        names.append(f"{photo}-sheet.{formats[0]}")
+    if html:
+        names.append(f"{photo}.html")
+    return names
 
 
 def method_slug(name: str) -> str:

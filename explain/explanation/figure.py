@@ -80,9 +80,12 @@ def figure(
     looks: list[Look] = []
     scenes: list[Scene] = []
     for row, index in zip(rows, targets, strict=True):
-        maps.append([row._attribution(name, index) for name in methods])
-        looks.append(row._look(maps[-1], **options))
-        scenes.append(row.fitted_scene(LARGEST_SIDE, looks[-1], crop))
+        attributions = [row._attribution(name, index) for name in methods]
+        look = row._look(attributions, **options)
+        maps.append(attributions)
+        looks.append(look)
+        scenes.append(row.fitted_scene(LARGEST_SIDE, look, crop))
+    # of each method: the style of each photo's map, and the ends of a shared scale
     columns = [_styles(column, looks, scenes, scale) for column in zip(*maps, strict=True)]
     legends: dict[int, Legend] = {}  # of shared scales, by column
     groups = []
@@ -91,6 +94,7 @@ def figure(
         for attribution, (styles, ends) in zip(maps[number], columns, strict=True):
             for tile in pictures.tiles_of(scene, attribution, styles[number], target=index):
                 column = len(tiles)
+                # the same legend in all rows of a column
                 if ends and tile.legend is not None:
                     legends.setdefault(column, replace(tile.legend, labels=ends))
                 tiles.append(replace(tile, legend=legends.get(column, tile.legend)))

@@ -183,6 +183,7 @@ class Saved:
             targets=[arguments["target"]],
             layer=record.layer,
             fuse=record.fuse,
+            # an older record says nothing of its cells, which were spread evenly
             placement="even" if record.layer and record.placement is None else "cells",
             interventions=arguments["interventions"],
         )
@@ -208,18 +209,18 @@ class Saved:
     def _explainer(self) -> Explainer:
         """Load the record's explainer again: its model by name, with the recorded arguments."""
         origin = self.content.explainer
-        parts = [
+        reasons_against = [
             f"the {part} ({getattr(self.content, part, None)}) was the caller's own"
             for part in origin.from_caller
         ]
         model = str(origin.arguments.get("model", ""))
         if is_file_or_code(model):
-            parts.append(
+            reasons_against.append(
                 f"the model ({model}) is a file or code of the caller's own, which no record may "
                 "run"
             )
-        if parts:
-            raise RecordError(" and ".join(parts))
+        if reasons_against:
+            raise RecordError(" and ".join(reasons_against))
         arguments = {name: decode(value) for name, value in origin.arguments.items()}
         try:
             return Explainer(**arguments)
@@ -233,6 +234,7 @@ class Saved:
         """
         if recorded is None or now is None:
             return
+        # what stands behind the mark of a digest, or all of a text without one
         if str(recorded).rpartition(" (sha256 ")[2] != str(now).rpartition(" (sha256 ")[2]:
             raise RecordError(
                 f"explainer for {self._name} must have the {what} {recorded}, got {now}; give the "
@@ -399,7 +401,7 @@ def stored_records(
     if not all(map(Path.is_file, files)):
         return None
     pixels = records.size_and_digest(predicted.photo)
-    record_files = [path for path in files if path.suffix == ".json"]
+    record_files = [path for path in files if path.suffix == ".json"]  # by target, then method
     stored = []
     for path, (number, method) in zip(
         record_files, product(range(len(predicted.targets)), keys), strict=True
@@ -410,12 +412,13 @@ def stored_records(
             return None
         record = saved.content
         request = record.request if isinstance(record.request, dict) else {}
-        of_photo = (record.image.pixels, record.label, request.get(method))
-        [now] = predicted.results[number].values()
+        recorded = (record.image.pixels, record.label, request.get(method))
+        [current] = predicted.results[number].values()  # `Unexplained`, the only method
+        # a score that was not finite is None in a record
         is_close = math.isclose(
-            record.score or 0, float(now.score[0]), rel_tol=CLOSE, abs_tol=CLOSE / 100
+            record.score or 0, float(current.score[0]), rel_tol=CLOSE, abs_tol=CLOSE / 100
         )
-        if of_photo != (pixels, predicted.targets[number], keys[method]) or not is_close:
+        if recorded != (pixels, predicted.targets[number], keys[method]) or not is_close:
             return None
         stored.append(dict(saved.record))
     return stored

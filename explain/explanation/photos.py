@@ -71,7 +71,7 @@ class BatchAnswers:
         for each target, by method. Targets that are boxes or regions get their names in that photo.
         """
         results = self.results
-        if len(self.located) > 1:
+        if len(self.located) > 1:  # else they are a batch of one already
             results = converted(results, itemgetter(image))
         in_photo = self.located[image]
         if in_photo is None:
@@ -98,16 +98,16 @@ def photos_for_targets(
     if of_each is None:
         yield from images
         return
-    count = len(of_each)
-    number = len(images) if isinstance(images, Sized) else 0  # 0 where it is not known
-    if number in (0, count):
-        for number, image in enumerate(images, 1):
-            if number > count:
+    targets = len(of_each)
+    photos = len(images) if isinstance(images, Sized) else 0  # of an iterator, counted below
+    if photos in (0, targets):
+        for photos, image in enumerate(images, 1):
+            if photos > targets:
                 break
             yield image
-    if number != count:
+    if photos != targets:
         raise TargetError(
-            f"target must hold one target for each photo, got {count} for {number} photos; "
+            f"target must hold one target for each photo, got {targets} for {photos} photos; "
             "targets= takes several for all"
         )
 
@@ -167,6 +167,7 @@ def reported(batches: Iterable[Iterable[tuple[int, Any]]]) -> Iterator[Any]:
     for batch in batches:
         results = dict(batch)
         errors = [result for result in results.values() if isinstance(result, Exception)]
+        # an error before any success, and of no photo's own, is one of the call: no photo succeeds
         general = [error for error in errors if not isinstance(error, (ImageError, MemoryError))]
         succeeded |= len(errors) < len(results)
         if general and not succeeded:
@@ -204,7 +205,9 @@ def collected(outcomes: Iterable[Any]) -> list[Any]:
     }
     if not errors:
         return results
-    messages = "; ".join(map(str, list(errors.values())[:NAMED])) + "; ..." * (len(errors) > NAMED)
+    messages = "; ".join(map(str, list(errors.values())[:NAMED]))
+    if len(errors) > NAMED:
+        messages += "; ..."
     message = (
         f"{len(errors)} of {len(results)} photos could not be explained ({messages}); its results "
         "has the others"

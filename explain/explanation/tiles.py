@@ -16,7 +16,7 @@ def tiles_on_photo(
     """A photo's T tiles, frames or patches as one attribution at the finest tile's resolution, laid
     at ``boxes`` in pixels of a photo of ``size`` (width, height)."""
     height, width = attribution.size[1:]
-    pixels = attribution.values.ndim == len(attribution.size) + 2
+    is_in_pixels = attribution.values.ndim == len(attribution.size) + 2
     finest = min(boxes, key=lambda box: box.height * box.width)
     scale = height / finest.height, width / finest.width
     canvas = canvas_of(boxes, size, (height, width))
@@ -24,7 +24,7 @@ def tiles_on_photo(
 
     def laid(values: torch.Tensor) -> torch.Tensor:
         """Return the values of the tiles, a batch of one, on the canvas of the photo."""
-        if pixels:
+        if is_in_pixels:
             tiles = values[0] if attribution.frames_first else values[0].transpose(0, 1)
             # `_laid` divides by the number of tiles, but contributions of pixels are summed
             return _laid(tiles, boxes, canvas, scale) * len(boxes)
@@ -37,6 +37,7 @@ def tiles_on_photo(
         values=laid(attribution.values),
         maps={name: laid(values) for name, values in attribution.maps.items()},
         size=canvas,
+        # what does not lie on the canvas
         error=None,
         sets=None,
         frames_first=False,
@@ -66,21 +67,21 @@ def _laid(
 ) -> torch.Tensor:
     """T tiles laid at ``boxes`` (in pixels): ``(T, C, H, W)`` to sums divided by T, ``(T, h, w)``
     to means. ``canvas`` is (height, width) in cells, ``scale`` cells a pixel (down, across)."""
-    pixels = values.ndim == 4
+    is_in_pixels = values.ndim == 4
     height, width = canvas
     down, across = scale
-    total = values.new_zeros(1, values.shape[1] if pixels else 1, height, width)
+    total = values.new_zeros(1, values.shape[1] if is_in_pixels else 1, height, width)
     count = values.new_zeros(height, width)
-    for tile, box in zip(values if pixels else values[:, None], boxes, strict=True):
+    for tile, box in zip(values if is_in_pixels else values[:, None], boxes, strict=True):
         sides = max(1, round(box.height * down)), max(1, round(box.width * across))
         spread = tile[None] if tuple(tile.shape[1:]) == sides else enlarge(tile[None], sides)
-        if pixels:  # a pixel's value is divided among its cells, so that the sum stays
+        if is_in_pixels:  # a pixel's value is divided among its cells, so that the sum stays
             spread = spread * (tile[0].numel() / spread[0, 0].numel())
         rows, own_rows = _overlap(round(box.top * down), sides[0], height)
         columns, own_columns = _overlap(round(box.left * across), sides[1], width)
         total[:, :, rows, columns] += spread[:, :, own_rows, own_columns]
         count[rows, columns] += 1
-    if pixels:
+    if is_in_pixels:
         return total / len(boxes)
     return torch.where(count > 0, total[:, 0] / count.clamp(min=1), neutral)
 

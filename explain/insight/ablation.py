@@ -90,10 +90,9 @@ class AblationResult:
 
     @property
     def chance(self) -> float:
-        # McNemar's test: among the photos where the two differ, each is as likely to be the one
-        # that changes.
         """The probability that ``after`` falls as far below ``control`` by chance, by McNemar's
         test."""
+        # among the photos where the two differ, each is as likely to be the one that changes
         _, after, control = self.gives_class.unbind(1)
         return sign_test(control, after)
 
@@ -174,7 +173,7 @@ def removed(
             f"share must be left out for the {what}, whose size the boxes give, got {share}"
         )
     keys = set(wanted)
-    size = _checked_share(share)
+    share_of_evidence = _checked_share(share)
     rows = (row for row in photos.run.rows(method) if (row.name, row.target) in keys)
     if what != "evidence":
         rows = (row for row in rows if 0 < object_of(row).float().mean() < 1)
@@ -182,7 +181,7 @@ def removed(
     def mask(row: Row) -> torch.Tensor:
         """The pixels of a photo to cover, ``(H, W)``."""
         if what == "evidence":
-            return _highest_pixels(row.heatmap, size)
+            return _highest_pixels(row.heatmap, share_of_evidence)
         return object_of(row) if what == "object" else ~object_of(row)
 
     def class_of(row: Row) -> int | None:
@@ -192,7 +191,7 @@ def removed(
     def masks(batch: Batch) -> torch.Tensor:
         return torch.stack([mask(row) for row in batch.rows])
 
-    return _ablated(photos, rows, what, masks, class_of, baseline)
+    return _ablated(photos, rows, what, masks=masks, class_of=class_of, baseline=baseline)
 
 
 def corrected(
@@ -231,21 +230,30 @@ def corrected(
     wrong = one_for_each_photo(
         photos.run, label=pair.label, prediction=pair.prediction, correct=False
     )
-    classes = (pair.label_class, pair.prediction_class)
+    classes = (pair.label_class, pair.prediction_class)  # several classes may have one label
     rows = (row for row in wrong if (row.label_class, row.prediction_class) == classes)
-    return _ablated(photos, rows, "mistake", masks, lambda _: pair.prediction_class, baseline)
+    return _ablated(
+        photos,
+        rows,
+        "mistake",
+        masks=masks,
+        class_of=lambda _: pair.prediction_class,
+        baseline=baseline,
+    )
 
 
 def _ablated(
     photos: RunPhotos,
     rows: Iterable[Row],
     what: str,
+    *,
     masks: Masks,
     class_of: Callable[[Row], int | None],
     baseline: BaselineLike,
 ) -> AblationResult:
     """The classes that the model gives photos as they are, with ``masks`` covered, and with the
-    masks rolled by half the height and width (control). ``what`` is a key of `PARTS`.
+    masks rolled by half the height and width (control). ``what`` is a key of `PARTS`; ``class_of``
+    gives the class that is asked about.
     """
     filling = get_baseline(baseline)
     model = photos.explainer.model
@@ -256,10 +264,10 @@ def _ablated(
         mask = masks(batch).to(batch.x.device)[:, None]
         elsewhere = mask.roll([side // 2 for side in mask.shape[2:]], [2, 3])
         cover = filling.covering(batch.x)
-        owners = torch.arange(len(batch.x), device=batch.x.device)
+        every_image = torch.arange(len(batch.x), device=batch.x.device)  # is covered once
         with torch.inference_mode():
-            without = cover(owners, (~mask).to(batch.x))
-            control = cover(owners, (~elsewhere).to(batch.x))
+            without = cover(every_image, (~mask).to(batch.x))
+            control = cover(every_image, (~elsewhere).to(batch.x))
             classes = [model(x).argmax(1) for x in (batch.x, without, control)]
         answers.append(torch.stack(classes, 1).cpu())
         covered.append(mask.float().mean((1, 2, 3)).cpu())

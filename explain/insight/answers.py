@@ -41,19 +41,21 @@ def ungrounded(run: StoredRun, method: str) -> list[Ungrounded] | None:
     answers = []
     # greyed words do not count
     of_words = (row for row in run.rows(method) if not row.metrics["greyed"])
-    for name, (*words,) in groupby(of_words, key=lambda row: row.name):
+    for name, rows_of_photo in groupby(of_words, key=lambda row: row.name):
+        words = list(rows_of_photo)
+        # without a figure, nothing says that a word rests on the photo
         marks = {row.target: mark_of(row.metrics["grounded"] or 0) for row in words}
-        names = [word for word, mark in marks.items() if mark == "guessed"]
+        guesses = [word for word, mark in marks.items() if mark == "guessed"]
         said.update([*marks])
-        guessed.update(names)
+        guessed.update(guesses)
         shares = [row.metrics.get("image", math.nan) for row in words]
         image = fmean(math.nan if share is None else share for share in shares)
-        answers.append((name, words[0].prediction or "", names, image))
+        answers.append((name, words[0].prediction or "", guesses, image))
     # guessed in nearly all of many photos, as "of" is: these say nothing of one photo
     habits = {word for word in said if said[word] >= MANY and guessed[word] >= NEARLY * said[word]}
     listed = []
-    for name, answer, names, image in answers:
-        remarkable = [word for word in names if word not in habits]
-        if remarkable or image < LOW:
+    for name, answer, guesses, image in answers:
+        remarkable = [word for word in guesses if word not in habits]
+        if remarkable or image < LOW:  # false for NaN
             listed.append(Ungrounded(name, answer, ", ".join(remarkable), image))
     return sorted(listed, key=lambda answer: (not answer.guessed, answer.image))

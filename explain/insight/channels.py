@@ -73,6 +73,7 @@ def receptive_field(model: nn.Module, x: torch.Tensor, layer: str) -> Box:
     maps depends on, by gradients in noise; all of it for layers that are not ``(N, C, h, w)``."""
     whole = Box.whole((x.shape[-1], x.shape[-2]))
     generator = seeded(0)
+    # several draws in the photo's range: in one alone, rectifiers may hide a part of the field
     noise = (
         x[:1].mean() + x[:1].std() * normal((DRAWS, *x.shape[1:]), generator).to(x)
     ).requires_grad_()
@@ -224,14 +225,14 @@ def channels(
     target_score: Target = TopClass() if number is None else ClassTarget(number)
     model = photos.explainer.model
     rows: list[Row] = []
-    peaks = torch.zeros(0)  # then (value, photo, place), patches, channels: see `strongest`
+    peaks = torch.zeros(0)  # then (value, photo, position), patches, channels: see `strongest`
     weights = torch.zeros(())
     count_of_class = 0
     first = photos.first().x
-    where = one_layer(model, as_inputs(first), layer)
-    middle_field = receptive_field(model, first, where)
+    layer_name = one_layer(model, as_inputs(first), layer)
+    middle_field = receptive_field(model, first, layer_name)
     input_size = tuple(first.shape[2:])
-    places: tuple[int, ...] = ()
+    map_size: tuple[int, ...] = ()
     for batch in photos.batches():
         batch_size = tuple(batch.x.shape[2:])
         if batch_size != input_size:
@@ -239,16 +240,17 @@ def channels(
                 f"photos must have inputs of one size, got {input_size} and {batch_size}; "
                 "preprocess them alike"
             )
-        maps = feature_maps(model, batch.x, where)
-        places = tuple(maps.shape[2:])
-        peaks = strongest(peaks, maps, len(rows), patches)
+        maps = feature_maps(model, batch.x, layer_name)
+        map_size = tuple(maps.shape[2:])
+        # patches come from all photos, weights only from those of the class
+        peaks = strongest(peaks, maps, photo=len(rows), count=patches)
         rows += batch.rows
         chosen = [
             i for i, row in enumerate(batch.rows) if number is None or number == class_of(row)
         ]
         if chosen:
             needs = [Activations(), LayerGradients()]
-            evidence = at_layer(model, batch.x[chosen], where, target_score, needs)
+            evidence = at_layer(model, batch.x[chosen], layer_name, target_score, needs)
             products = evidence.activations * evidence.gradients
             weights = weights + products.flatten(2).sum((0, 2)).double().cpu()
             count_of_class += len(chosen)
@@ -260,22 +262,33 @@ def channels(
     reports = []
     for channel in weights.argsort(descending=True)[:count].tolist():
         channel_patches = []
-        for value, photo, place in peaks[:, :, channel].T.tolist():
+        for value, photo, position in peaks[:, :, channel].T.tolist():
             row = rows[int(photo)]
-            box = _part_seen(row, divmod(int(place), places[1]), places, middle_field)
+            y_and_x = divmod(int(position), map_size[1])
+            box = _part_seen(row, y_and_x, map_size, middle_field)
             channel_patches.append(ChannelPatch(row, value, box))
-        reports.append(Channel(channel, float(weights[channel]), tuple(channel_patches)))
-    field_size = (round(middle_field.width), round(middle_field.height))
-    return ChannelReport(where, label, field_size, len(rows), tuple(reports))
+        weight = float(weights[channel])
+        reports.append(Channel(channel, weight=weight, patches=tuple(channel_patches)))
+    return ChannelReport(
+        layer=layer_name,
+        target=label,
+        field=(round(middle_field.width), round(middle_field.height)),
+        photos=len(rows),
+        channels=tuple(reports),
+    )
 
 
-def _part_seen(row: Row, place: tuple[int, int], places: Sequence[int], middle_field: Box) -> Box:
-    """The part of a photo, in pixels, that position (y, x) of feature maps sized ``places`` depends
-    on: the receptive field of their middle, moved there and clipped to the input.
+def _part_seen(
+    row: Row, position: tuple[int, int], map_size: Sequence[int], middle_field: Box
+) -> Box:
+    """The part of a photo, in pixels, that a position (y, x) of feature maps ``(h, w)`` depends on:
+    the receptive field of their middle, moved there and clipped to the input.
     """
     height, width = row.input_size
-    shift_x = (place[1] - places[1] // 2) * width / places[1]
-    shift_y = (place[0] - places[0] // 2) * height / places[0]
+    y, x = position
+    rows, columns = map_size
+    shift_x = (x - columns // 2) * width / columns
+    shift_y = (y - rows // 2) * height / rows
     moved = middle_field.moved(shift_x, shift_y)
     clipped = np.clip(astuple(moved), 0, (width, height, width, height)).tolist()
     return Box(*row.box.to_photo(clipped, row.input_size))

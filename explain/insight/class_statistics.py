@@ -25,6 +25,11 @@ class MeanWithError:
     value: float
     error: float
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any photo has a figure."""
+        return not math.isnan(self.value)
+
     @classmethod
     def of(cls, values: torch.Tensor) -> "MeanWithError":
         """Return the mean of those values ``(N,)`` that are not NaN, and its standard error."""
@@ -111,8 +116,8 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
     """
     object_size = torch.where(maps.object_size <= FILLED, maps.object_size, math.nan)
     excess = (maps.on_object - object_size) / (1 - object_size)
-    has_boxes = bool((~excess.isnan()).any())
-    mean_excess = MeanWithError.of(excess).value
+    mean_excess = MeanWithError.of(excess)
+    # less those of a class, these are the sums over all other classes
     map_sum = maps.values.double().sum(0)
     square_sum = (maps.values.double() ** 2).sum(0)
     statistics = []
@@ -126,7 +131,9 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
         mean_of_rest = (map_sum - values.sum(0)) / max(1, rest_count)
         apart = _apart(values, mean_of_rest, square_sum, rest_count)
         striking = (
-            mean_excess - (class_excess.value + SURE * class_excess.error) if has_boxes else apart
+            mean_excess.value - (class_excess.value + SURE * class_excess.error)
+            if mean_excess.is_known  # some photos have boxes
+            else apart
         )
         statistics.append(
             ClassStatistics.of(
@@ -136,11 +143,14 @@ def class_mean_maps(maps: RunMaps) -> list[ClassStatistics]:
                 object_size=MeanWithError.of(class_maps.object_size),
                 excess=class_excess,
                 apart=apart,
+                # NaN for a class without boxes, beside others with boxes: the last one then
                 striking=-math.inf if math.isnan(striking) else striking,
                 beyond_others=class_maps.values.mean(0) - mean_of_rest.float(),
             )
         )
-    return sorted(statistics, key=lambda look: (-look.striking, -look.apart, look.title))
+    return sorted(
+        statistics, key=lambda of_class: (-of_class.striking, -of_class.apart, of_class.title)
+    )
 
 
 def _apart(
@@ -156,6 +166,7 @@ def _apart(
     variance_of_rest = ((square_sum - (values**2).sum(0)) / rest_count - mean_of_rest**2) / (
         rest_count - 1
     )
+    # rounding errors can make a variance that is computed from sums negative
     chance = variance_of_mean + variance_of_rest.clamp(min=0)
     squared_distance = ((mean - mean_of_rest) ** 2 - chance).sum().clamp(min=0)
     # The root of the places brings it to the scale of a sum over them: 1 for two even maps that

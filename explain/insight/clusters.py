@@ -53,6 +53,8 @@ def number_of_groups(values: torch.Tensor) -> tuple[int, float]:
     successive eigenvalues; differences grow with eigenvalues even without groups.
     """
     gaps = (values[1:] + FLOOR) / (values[:-1] + FLOOR)
+    # n groups have n eigenvalues near zero, so that the gap at n - 1 is the largest; the one at 0,
+    # of a single group, is left out where there are others
     count = int(gaps[1:].argmax()) + 2 if len(gaps) > 1 else 1
     return count, float(gaps[count - 1])
 
@@ -62,14 +64,16 @@ def cluster_numbers(vectors: torch.Tensor, count: int, seed: int = 0) -> torch.T
     `spectrum`, points scaled to length 1 (Ng, Jordan and Weiss, NIPS 2001).
     """
     best = torch.zeros(len(vectors), dtype=torch.long)
-    least = math.inf
+    if count < 2:
+        return best
+    least_error = math.inf
     places = vectors[:, :count] / vectors[:, :count].norm(dim=1, keepdim=True).clamp(min=1e-12)
-    for start in range(STARTS if count > 1 else 0):
+    for start in range(STARTS):
         to_centres = torch.cdist(places, means(places, count, seed + start))
-        total = float(to_centres.amin(1).square().sum())
-        if total < least:
+        error = float(to_centres.amin(1).square().sum())
+        if error < least_error:
             best = to_centres.argmin(1)
-            least = total
+            least_error = error
     return best
 
 
@@ -77,11 +81,11 @@ def silhouettes(apart: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """How well N points at distances ``apart`` ``(N, N)`` fit two or more ``groups`` ``(N,)``
     (Rousseeuw, 1987): 1 far from others, below 0 nearer another group, 0 for a point alone.
     """
-    is_member = groups[:, None] == torch.unique(groups)
+    is_member = groups[:, None] == torch.unique(groups)  # one true value for each point
     sizes = is_member.sum(0)
     own_size = sizes.expand_as(is_member)[is_member]
     sums = apart @ is_member.to(apart)
-    to_own = sums[is_member] / (own_size - 1).clamp(min=1)
+    to_own = sums[is_member] / (own_size - 1).clamp(min=1)  # without the point itself
     to_other = (sums / sizes).masked_fill(is_member, math.inf).amin(1)
     fits = (to_other - to_own) / torch.maximum(to_own, to_other).clamp(min=1e-12)
     return torch.where(own_size < 2, 0.0, fits)

@@ -142,20 +142,20 @@ def shared_concepts(
         strength_products = strength_products * KEPT
         activation_products = activation_products * KEPT
         for batch in photos.batches():
-            rows = _rows(feature_maps(model, batch.x, name))
-            if not rows.any():
+            activations = _at_places(feature_maps(model, batch.x, name))
+            if not activations.any():
                 continue
             if concepts is None:
-                if count > min(rows.shape):
+                most = min(activations.shape)
+                if count > most:
                     raise RunError(
-                        f"count must be at most {min(rows.shape)} at layer {name}, got {count}; 8 "
-                        "is usual"
+                        f"count must be at most {most} at layer {name}, got {count}; 8 is usual"
                     )
-                concepts = factorise(rows, count, seed)[1]
+                _, concepts = factorise(activations, count, seed)
                 concepts = concepts / concepts.norm(dim=1, keepdim=True).clamp(min=TINY)
-            strengths = concept_strengths(rows, concepts)
+            strengths = concept_strengths(activations, concepts)
             strength_products = strength_products + strengths.T @ strengths
-            activation_products = activation_products + strengths.T @ rows
+            activation_products = activation_products + strengths.T @ activations
             for _ in range(CONCEPT_UPDATES):
                 concepts = (
                     concepts * activation_products / (strength_products @ concepts).clamp(min=TINY)
@@ -173,10 +173,10 @@ def shared_concepts(
     return _measured(photos, name, concepts, examples)
 
 
-def concept_strengths(rows: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
-    """Return how strong K concepts ``(K, C)`` are at each of P places, whose activations are
-    ``rows`` ``(P, C)``: ``(P, K)``, none negative, by multiplicative updates."""
-    cross = rows @ concepts.T
+def concept_strengths(activations: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
+    """Return how strong K concepts ``(K, C)`` are at each of P places, with ``activations``
+    ``(P, C)``: ``(P, K)``, none negative, by multiplicative updates."""
+    cross = activations @ concepts.T
     gram = concepts @ concepts.T
     strengths = cross.clamp(min=TINY)
     for _ in range(STRENGTH_UPDATES):
@@ -190,18 +190,18 @@ def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -
     """
     model = photos.explainer.model
     totals = torch.zeros(len(concepts), dtype=torch.double)
-    residual = 0.0
-    norm = 0.0
+    squared_residual = 0.0
+    squared_norm = 0.0
     count = 0
     examples: list[list[Example]] = [[] for _ in concepts]
     for batch in photos.batches():
         maps = feature_maps(model, batch.x, name)
         placement = placement_of(model, batch.x, name)
-        rows = _rows(maps)
-        strengths = concept_strengths(rows, concepts)
-        totals += strengths.sum(0) * concepts.sum(1)
-        residual += float((rows - strengths @ concepts).square().sum())
-        norm += float(rows.square().sum())
+        activations = _at_places(maps)
+        strengths = concept_strengths(activations, concepts)
+        totals += strengths.sum(0) * concepts.sum(1)  # of all that a concept adds to the maps
+        squared_residual += float((activations - strengths @ concepts).square().sum())
+        squared_norm += float(activations.square().sum())
         count += len(batch.rows)
         strength_maps = strengths.reshape((len(maps), *maps.shape[2:], len(concepts))).movedim(
             -1, 1
@@ -217,7 +217,7 @@ def _measured(photos: RunPhotos, name: str, concepts: torch.Tensor, most: int) -
         photos=count,
         vectors=concepts[by_total].float(),
         shares=tuple(shares.tolist()),
-        error=(residual / max(norm, TINY)) ** 0.5,
+        error=(squared_residual / max(squared_norm, TINY)) ** 0.5,
         examples=tuple(tuple(examples[number]) for number in by_total.tolist()),
     )
 
@@ -231,14 +231,14 @@ def _strongest(
     strength = maps.flatten(1).sum(1)
     examples = []
     for i in strength.argsort(descending=True)[:most].tolist():
-        places = placement and placement[i]
-        heatmap = draw(maps[i][None, None].float(), tuple(batch.x.shape[-2:]), places)[0, 0]
+        of_photo = None if placement is None else placement[i]
+        heatmap = draw(maps[i][None, None].float(), tuple(batch.x.shape[-2:]), of_photo)[0, 0]
         heatmap = (heatmap / heatmap.max().clamp(min=TINY)).clamp(0, 1)
         examples.append(Example(batch.rows[i], float(strength[i]), heatmap))
     return examples
 
 
-def _rows(maps: torch.Tensor) -> torch.Tensor:
+def _at_places(maps: torch.Tensor) -> torch.Tensor:
     """The activations at each place of feature maps ``(N, C, h, w)``, negative ones as 0: ``(N * h
     * w, C)``, float64, on the CPU."""
     return maps.clamp(min=0).movedim(1, -1).reshape(-1, maps.shape[1]).double().cpu()

@@ -46,7 +46,7 @@ def confirmed_finding(
     findings: Sequence[Cluster | ClassStatistics], photos: RunPhotos
 ) -> TriedFinding:
     """Try findings on the model; of those whose pattern draws more photos of other classes than
-    another patch (Bonferroni), the one that draws most. Raises `RunError` without one.
+    another patch, the one that draws most. Raises `RunError` without one.
     """
     trials = []
     for finding in findings:
@@ -54,10 +54,11 @@ def confirmed_finding(
             pattern = pattern_of(finding, photos, most=RECEIVING)
         except RunError:  # too few photos
             continue
-        if pattern.target is not None:
+        if pattern.target is not None:  # else no prediction can be of its class
             trials.append(_trial(finding, pattern, pattern.target, photos))
-    trials.sort(key=lambda result: result.control - result.taken)
-    confirmed = [result for result in trials if result.chance * len(trials) <= CHANCE]
+    trials.sort(key=lambda trial: trial.control - trial.taken)  # that draws most comes first
+    # by Bonferroni, as one of many trials succeeds by chance
+    confirmed = [trial for trial in trials if trial.chance * len(trials) <= CHANCE]
     if confirmed:
         return confirmed[0]
     best = f" (the most: {trials[0]})" if trials else ", which have too few photos"

@@ -37,6 +37,8 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
     signs = torch.cat([torch.ones(examples.shape[1]), -torch.ones(counterexamples.shape[1])]).to(
         points
     )
+    # A normal is a weighted sum of its points, so that only inner products count: of few examples,
+    # there are fewer of these than channels.
     gram = points @ points.mT
     ridge = 2 * DECAY * count
     weights = points.new_zeros(len(points), count + 1)  # the weights of the points, and the offset
@@ -54,8 +56,8 @@ def normals(examples: torch.Tensor, counterexamples: torch.Tensor) -> torch.Tens
     # Newton's method on the weights of the points
     for _ in range(STEPS):
         margins = signs * heights(weights)
-        slopes = weights[:, :-1] - signs * torch.sigmoid(-margins) / ridge
-        if slopes.abs().max() * ridge < TOLERANCE:
+        optimal_weights = signs * torch.sigmoid(-margins) / ridge  # where the loss has no slope
+        if (weights[:, :-1] - optimal_weights).abs().max() * ridge < TOLERANCE:
             break
         step = _newton(gram, signs, margins, ridge) - weights
         current_loss = loss(weights)
@@ -75,6 +77,7 @@ def _newton(
     """The weights and offset ``(B, P + 1)`` after a Newton step: inner products ``gram`` ``(B, P,
     P)``, ``signs`` ``(P,)`` 1 for examples else -1, ``margins`` ``(B, P)`` on their own side.
     """
+    # iteratively reweighted least squares: heights to aim at, each weighted by its curvature
     right_probability = torch.sigmoid(margins)
     curvature = (right_probability * (1 - right_probability)).clamp(min=SMALLEST_STEP)
     targets = signs * (margins + (1 - right_probability) / curvature)
@@ -200,13 +203,14 @@ def concept_direction(
     if len(examples) < LEAST:
         raise RunError(f"examples must be at least {LEAST} photos, got {len(examples)}; give more")
     check_whole_number("draws", draws, 1, optional=False)
-    check_whole_number("fakes", fakes, 20, optional=False)
+    check_whole_number("fakes", fakes, 20, optional=False)  # of fewer, no p-value is below 0.05
     class_number, label = class_in(photos.explainer, target)
     model = photos.explainer.model
     xs = [photos.explainer.as_input(image) for image in examples]
-    where = one_layer(model, as_inputs(xs[0]), layer)
-    example_means = torch.cat([_means(feature_maps(model, x, where)) for x in xs])
-    other_means, slopes = _others_and_slopes(photos, where, class_number, most)
+    layer_name = one_layer(model, as_inputs(xs[0]), layer)
+    example_means = torch.cat([_means(feature_maps(model, x, layer_name)) for x in xs])
+    other_means, slopes = _others_and_slopes(photos, layer_name, class_number, most)
+    # as many for a random concept, and twice as many that it is told from
     if len(other_means) < 3 * len(example_means):
         raise RunError(
             f"run must have {3 * len(example_means)} photos of other classes, got "
@@ -226,15 +230,16 @@ def concept_direction(
     random_scores, random_gains = _by_chance(
         other_means, slopes, len(example_means), draws, fakes, generator
     )
-    at_least_as_large = int((random_gains.abs() >= gain.abs() * (1 - SLACK)).sum())
+    # the concept itself counts as one of all, so that no p-value is 0
+    at_least_as_large = 1 + int((random_gains.abs() >= gain.abs() * (1 - SLACK)).sum())
     return Direction(
-        layer=where,
+        layer=layer_name,
         target=label,
         examples=len(example_means),
         photos=len(slopes),
         score=float(score),
         gain=float(gain),
-        chance=(1 + at_least_as_large) / (1 + fakes),
+        chance=at_least_as_large / (1 + fakes),
         told_apart=float(told_apart),
         random_scores=tuple(random_scores.tolist()),
         random_gains=tuple(random_gains.tolist()),
@@ -255,7 +260,9 @@ def _by_chance(
     """
     scores = []
     gains = []
-    block = max(1, AT_ONCE // (draws * 2 * count * max(points.shape[1], 2 * count)))
+    # of each draw of a concept: its points and as many others, by channels or with each other
+    values_of_concept = draws * 2 * count * max(points.shape[1], 2 * count)
+    block = max(1, AT_ONCE // values_of_concept)
     for first in range(0, fakes, block):
         orders = [
             torch.randperm(len(points), generator=generator)
@@ -281,7 +288,7 @@ def _trial(
     ``(M, C)`` of ``rest``, by ``slopes`` ``(N, C)``; ``draws`` vectors from two thirds each.
     """
     count = concepts.shape[1]
-    # the rest is held out: it shows whether a vector holds for photos that it was not made from
+    # a third is held out: it shows whether a vector holds for photos that it was not made from
     fitted = count - count // 3
     shuffled = []
     counterparts = []
@@ -289,7 +296,8 @@ def _trial(
         for _ in range(draws):
             shuffled.append(concept[torch.randperm(count, generator=generator)])
             order = numbers[torch.randperm(len(numbers), generator=generator)]
-            counterparts.append(points[order[: 2 * fitted]])
+            counterparts.append(points[order[: 2 * fitted]])  # half of them is held out
+    # one after the other, the draws of all concepts: ``(F * draws, n, C)``
     examples = torch.stack(shuffled)
     counterexamples = torch.stack(counterparts)
     fit_examples = examples[:, :fitted]
@@ -298,7 +306,7 @@ def _trial(
     vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
     threshold = ((fit_examples.mean(1) + fit_counterexamples.mean(1)) * vectors).sum(1) / 2
     hits = _above(examples[:, fitted:], vectors, threshold)
-    misses = _above(counterexamples[:, fitted:], vectors, threshold)
+    false_hits = _above(counterexamples[:, fitted:], vectors, threshold)
     rises = slopes @ vectors.T  # for each photo of the class and each vector
 
     def of_concepts(values: torch.Tensor) -> torch.Tensor:
@@ -307,7 +315,8 @@ def _trial(
 
     scores = of_concepts((rises > 0).double().mean(0))
     gains = of_concepts(rises.double().mean(0))
-    return scores, gains, of_concepts((hits + 1 - misses) / 2)
+    accuracies = of_concepts((hits + 1 - false_hits) / 2)  # examples count as much as the others
+    return scores, gains, accuracies
 
 
 def _above(points: torch.Tensor, vectors: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -332,18 +341,16 @@ def _others_and_slopes(
     slopes: list[torch.Tensor] = []
     count_of_class = 0
     for batch in photos.batches():
-        class_numbers = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
-        other_numbers = [i for i in range(len(batch.rows)) if i not in class_numbers]
-        if other_numbers:
-            other_means.append(_means(feature_maps(model, batch.x[other_numbers], layer)))
-        class_numbers = class_numbers[: max(0, most - count_of_class)]
-        if class_numbers:
+        of_class = [i for i, row in enumerate(batch.rows) if class_of(row) == target]
+        of_others = [i for i in range(len(batch.rows)) if i not in of_class]
+        if of_others:
+            other_means.append(_means(feature_maps(model, batch.x[of_others], layer)))
+        of_class = of_class[: max(0, most - count_of_class)]
+        if of_class:
             target_class = ClassTarget(target)
-            evidence = at_layer(
-                model, batch.x[class_numbers], layer, target_class, [LayerGradients()]
-            )
+            evidence = at_layer(model, batch.x[of_class], layer, target_class, [LayerGradients()])
             slopes.append(evidence.gradients.flatten(2).sum(2).float().cpu())
-            count_of_class += len(class_numbers)
+            count_of_class += len(of_class)
     if not slopes or not other_means:
         raise RunError(
             f"target must be a class of which the run has photos, among others, got {target}"

@@ -80,25 +80,28 @@ class MeanMap:
 
 
 def draw_class_means(
-    looks: Sequence[ClassStatistics], maps: RunMaps, album: Album
+    classes: Sequence[ClassStatistics], maps: RunMaps, album: Album
 ) -> Image.Image | None:
     """Draw a sheet of where classes look: the mean map of each class, and the photos whose maps are
     the nearest to it. None where there are no classes."""
     means = []
-    for look in looks[:GROUPS]:
-        of_class = maps[maps.of_finding[look.target, look.finding]]
-        # by the distance of Hellinger, as in clusters
-        likeness = (of_class.values.double() * look.mean.double()).sqrt().sum((1, 2))
+    for of_class in classes[:GROUPS]:
+        class_maps = maps[maps.of_finding[of_class.target, of_class.finding]]
+        # The sum of sqrt(p q) is the greater, the smaller the distance of Hellinger, by which
+        # clusters are made.
+        likeness = (class_maps.values.double() * of_class.mean.double()).sqrt().sum((1, 2))
         nearest = likeness.argsort(descending=True, stable=True)[:PHOTOS].tolist()
-        keys = [(of_class.names[i], look.target) for i in nearest]
-        on_object = (
-            f", {in_percent(look.on_object.value)} on the object"
-            if look.on_object.value >= 0
-            else ""
-        )
-        border = f"{in_percent(look.at_border.value)} at the border"
+        figures = f"{of_class.photos} photos"
+        if of_class.on_object.is_known:
+            figures += f", {in_percent(of_class.on_object.value)} on the object"
         means.append(
-            MeanMap(look.title, f"{look.photos} photos{on_object}", look.mean, border, keys)
+            MeanMap(
+                title=of_class.title,
+                figures=figures,
+                mean=of_class.mean,
+                remark=f"{in_percent(of_class.at_border.value)} at the border",
+                keys=[(class_maps.names[i], of_class.target) for i in nearest],
+            )
         )
     return _draw_means("Where classes look, the most striking first", means, album)
 
@@ -106,19 +109,16 @@ def draw_class_means(
 def draw_clusters(clusters: Sequence[Cluster], album: Album) -> Image.Image | None:
     """Draw a sheet of clusters of reasons: the mean map of each, and photos whose maps are typical
     of it. None where there are no clusters."""
-    means = []
-    for cluster in clusters[:GROUPS]:
-        figures = f"{cluster.size} photos, {in_percent(cluster.share)} of the class"
-        keys = [(name, cluster.target) for name in cluster.photos[:PHOTOS]]
-        means.append(
-            MeanMap(
-                cluster.title,
-                figures,
-                cluster.mean,
-                f"stands out by {cluster.stands_out:.2f}",
-                keys,
-            )
+    means = [
+        MeanMap(
+            title=cluster.title,
+            figures=f"{cluster.size} photos, {in_percent(cluster.share)} of the class",
+            mean=cluster.mean,
+            remark=f"stands out by {cluster.stands_out:.2f}",
+            keys=[(name, cluster.target) for name in cluster.photos[:PHOTOS]],
         )
+        for cluster in clusters[:GROUPS]
+    ]
     return _draw_means("Clusters of reasons, those that stand out most first", means, album)
 
 
@@ -129,17 +129,16 @@ def _draw_means(title: str, means: Sequence[MeanMap], album: Album) -> Image.Ima
     rows = album.rows({key for mean in means for key in mean.keys})
     groups = []
     for mean in means:
-        photos = []
+        overlays = []
         for key in mean.keys:
             # a run that went on since may have another answer for this photo
-            photo = album.photo(rows[key]) if key in rows else None
-            if photo is not None:
-                photos.append(
-                    Tile(rows[key].overlay(get_style(rows[key].style), photo), short(key[0]))
-                )
-        if photos:
+            row = rows.get(key)
+            photo = None if row is None else album.photo(row)
+            if row is not None and photo is not None:
+                overlays.append(Tile(row.overlay(get_style(row.style), photo), short(row.name)))
+        if overlays:
             first = Tile(mean.picture, "mean map", mean.remark)
-            groups.append(Group(f"{mean.title}: {mean.figures}", (first, *photos)))
+            groups.append(Group(f"{mean.title}: {mean.figures}", (first, *overlays)))
         else:
             groups.append(Group(mean.title, (Tile(mean.picture, mean.figures, mean.remark),)))
     return _drawn(title, groups)
@@ -154,12 +153,12 @@ def draw_mistakes(pairs: Sequence[Confusion], album: Album) -> Image.Image | Non
         for mistake in pair.spoken[:MISTAKES]:
             photo = album.photo(mistake.row)
             if photo is not None:
-                name = short(mistake.row.name)
-                box = mistake.row.box
-                tiles.append(
-                    Tile(heated(photo, mistake.wrong, box), f"for {pair.prediction}", name)
-                )
-                tiles.append(Tile(heated(photo, mistake.right, box), f"for {pair.label}", name))
+                row = mistake.row
+                of_both = ((mistake.wrong, pair.prediction), (mistake.right, pair.label))
+                tiles += [
+                    Tile(heated(photo, heatmap, row.box), f"for {label}", short(row.name))
+                    for heatmap, label in of_both
+                ]
         groups.append(
             Group(
                 f"{pair.label} taken for {pair.prediction}: {pair.count} of {pair.of}", tuple(tiles)
@@ -172,30 +171,35 @@ def draw_label_mistakes(mistakes: Sequence[LabelMistakes], album: Album) -> dict
     """The cards of each label and kind of mistake, by "labels" and the heading of the kind: photos,
     the surest mistake first, with what supports the label in them, where known.
     """
-    keys = {(name, one.label) for one in mistakes for _, photos in one.kinds for name in photos}
-    with_map = album.rows(keys)
+    keys = {
+        (name, mistake.label)
+        for mistake in mistakes
+        for _, photos in mistake.kinds
+        for name in photos
+    }
+    rows_of_label = album.rows(keys)  # of photos whose map in the run is that of the label
     names = {name for name, _ in keys}
-    rows = {row.name: row for row in one_for_each_photo(album.photos.run) if row.name in names}
+    any_rows = {row.name: row for row in one_for_each_photo(album.photos.run) if row.name in names}
     cards: dict[str, Image.Image] = {}
-    for label in mistakes:
-        for words, photos in label.kinds:
+    for mistake in mistakes:
+        for heading, photos in mistake.kinds:
             tiles = []
             for name, probability in photos.items():
-                row = with_map.get((name, label.label), rows[name])
+                row = rows_of_label.get((name, mistake.label), any_rows[name])
                 photo = album.photo(row)
                 if photo is None:
                     continue
                 remark = ""
-                if row.target == label.label:
+                if row.target == mistake.label:
                     photo = row.overlay(get_style(row.style), photo)
-                elif name in label.maps:
-                    photo = heated(photo, label.maps[name], row.box)
+                elif name in mistake.maps:
+                    photo = heated(photo, mistake.maps[name], row.box)
                 else:
                     remark = "no map without the model"
                 tiles.append(Tile(photo, short(name), outputs.percent(probability), remark))
-            pairs = [tiles[start : start + 2] for start in range(0, len(tiles), 2)]
+            pairs = [tiles[start : start + 2] for start in range(0, len(tiles), 2)]  # of a row
             if pairs:
-                cards[f"labels {words}"] = table(pairs, tile=CARD)
+                cards[f"labels {heading}"] = table(pairs, tile=CARD)
     return cards
 
 

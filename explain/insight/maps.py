@@ -210,32 +210,34 @@ def read_maps(
             empty += 1
             continue
         region = object_of(row)
-        on_object = covered = math.nan
+        on_object = object_size = math.nan
         if region.any():
             on_object = float(heatmap[region].sum() / heatmap.sum())
-            covered = float(region.float().mean())
+            object_size = float(region.float().mean())
         names.append(row.name)
         targets.append(row.target)
         values.append(shares_of(heatmap[None])[0])
         finding, is_right = _finding(row, threshold)
         findings.append(finding)
-        figures.append((on_object, covered, math.nan if is_right is None else float(is_right)))
+        correct = math.nan if is_right is None else float(is_right)
+        figures.append((on_object, object_size, correct))
         height, width = row.values.shape[-2:]
-        resolution = min(resolution or (height, width), (height, width), key=min)
+        if resolution is None or min(height, width) < min(resolution):
+            resolution = (height, width)
     if not values:
         raise RunError(
             f"run {str(run.path)!r} must have maps of {name!r} that are not zero; choose another "
             "method"
         )
-    on_objects, sizes, correct = torch.tensor(figures).unbind(1)
+    on_objects, object_sizes, are_correct = torch.tensor(figures).unbind(1)
     return RunMaps(
-        name,
-        tuple(names),
-        tuple(targets),
-        torch.stack(values),
+        method=name,
+        names=tuple(names),
+        targets=tuple(targets),
+        values=torch.stack(values),
         on_object=on_objects,
-        object_size=sizes,
-        correct=correct,
+        object_size=object_sizes,
+        correct=are_correct,
         findings=tuple(findings),
         empty=empty,
         repeated=repeated,
@@ -245,10 +247,10 @@ def read_maps(
 
 def _finding(row: Row, threshold: Threshold) -> tuple[str, bool | None]:
     """Return whether a map's target is "present", "absent" or "uncertain" in its photo (empty with
-    one label), and whether the prediction is right."""
+    one label), and whether the prediction is right (None where that is not known)."""
     photo = LabelledPhoto.of(row.columns)
     index = row.target_class
-    if photo is None or index is None:
+    if photo is None or index is None:  # not of several labels, or no class
         return "", row.is_right(threshold)
     if index in photo.uncertain:
         return "uncertain", None

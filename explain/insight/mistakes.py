@@ -86,7 +86,17 @@ def pairs(run: StoredRun) -> list[Confusion]:
     for label, prediction, right, wrong, count, sure, of, back in run.query(_PAIRS, (MOST_PAIRS,)):
         photos = Names(name for (name,) in run.query(_PHOTOS, (right, wrong, SHOWN)))
         confusions.append(
-            Confusion(label, prediction, right, wrong, count, of, back, float(sure), photos)
+            Confusion(
+                label=label,
+                prediction=prediction,
+                label_class=right,
+                prediction_class=wrong,
+                count=count,
+                of=of,
+                back=back,
+                probability=float(sure),
+                photos=photos,
+            )
         )
     return confusions
 
@@ -103,6 +113,7 @@ def with_reasons(
         spoken = []
         for batch in photos.batches(row for row in rows if row.name in pair.photos):
             spoken += _spoken(batch, pair, photos, method)
+        # as the pair names them: the surest mistake first
         spoken.sort(key=lambda evidence: pair.photos.index(evidence.row.name))
         explained.append(replace(pair, spoken=tuple(spoken)))
     return explained
@@ -119,9 +130,9 @@ def _spoken(
     for_right = photos.attributed(batch, method, Difference(right, wrong))
     wrong_maps = for_wrong.heatmap.cpu()
     right_maps = for_right.heatmap.cpu()
-    leads = for_wrong.score.tolist()
+    leads = for_wrong.score.tolist()  # differences of the two scores, as the target is one
     return [
-        ClassEvidence(row, wrong_maps[number], right_maps[number], leads[number])
+        ClassEvidence(row, wrong=wrong_maps[number], right=right_maps[number], lead=leads[number])
         for number, row in enumerate(batch.rows)
     ]
 
@@ -223,12 +234,13 @@ def label_mistakes(run: StoredRun, threshold: Threshold) -> list[LabelMistakes] 
     mistakes = []
     probability = itemgetter(1)
     for number in missed_photos.keys() | alarm_photos.keys():
+        # the surest mistakes first: the least probable of those missed
         missed_in = sorted(missed_photos[number].items(), key=probability)
         alarm_in = sorted(alarm_photos[number].items(), key=probability, reverse=True)
         mistakes.append(
             LabelMistakes(
-                run.label_of(number),
-                number,
+                label=run.label_of(number),
+                label_class=number,
                 present=present[number],
                 absent=labelled - uncertain[number] - present[number],
                 missed=len(missed_in),
@@ -296,17 +308,20 @@ def _oddness(row: Row) -> OddEvidence | None:
     """What is odd about one evidence map: a sufficient set empty or mostly off the object, or a
     necessary one without a pixel on it. None if nothing is, or no box is known.
     """
-    is_enough = row.method == "sufficient"
-    if is_enough and row.metrics.get("set_size") == 0:
-        return OddEvidence(row.name, row.target, "needs nothing of the photo", 0.0, math.nan)
-    region = object_of(row)
+    is_sufficient = row.method == "sufficient"  # else necessary
+    if is_sufficient and row.metrics.get("set_size") == 0:
+        finding = "needs nothing of the photo"
+        return OddEvidence(row.name, row.target, finding, size=0.0, on_object=math.nan)
+    object_region = object_of(row)
     in_set = row.heatmap > 0
-    if not in_set.any() or not region.any():
+    if not in_set.any() or not object_region.any():
         return None
-    share = float(in_set[region].sum() / in_set.sum())
+    share_on_object = float(in_set[object_region].sum() / in_set.sum())
+    if is_sufficient and share_on_object < HALF:
+        finding = "enough is off the object"
+    elif not is_sufficient and share_on_object == 0:
+        finding = "needs nothing of the object"
+    else:
+        return None
     size = float(in_set.float().mean())
-    if is_enough and share < HALF:
-        return OddEvidence(row.name, row.target, "enough is off the object", size, share)
-    if not is_enough and not share:
-        return OddEvidence(row.name, row.target, "needs nothing of the object", size, share)
-    return None
+    return OddEvidence(row.name, row.target, finding, size=size, on_object=share_on_object)

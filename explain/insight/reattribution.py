@@ -56,7 +56,7 @@ class RunPhotos(PhotoReader):
         self._explainer = explainer
         # the reason for each photo that cannot be read, by its name
         self.missing: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._told: set[str] = set()  # those of which a warning was given
         if explainer is not None:
             _check_explainer(explainer, run.manifest)
 
@@ -83,7 +83,7 @@ class RunPhotos(PhotoReader):
             RunError: the inputs have another size than in the run.
         """
         chosen = one_for_each_photo(self.run) if rows is None else rows
-        pairs = filter(None, map(self._pair, chosen))
+        pairs = filter(None, map(self._pair, chosen))  # of a row and its input
         for alike_pairs in in_batches(pairs, lambda pair: pair[1].shape, lambda _: size):
             x = self.explainer.batch([x for _, x in alike_pairs])
             yield Batch(tuple(row for row, _ in alike_pairs), x)
@@ -144,15 +144,15 @@ def _check_explainer(explainer: Explainer, manifest: Mapping[str, Any]) -> None:
         raise RunError(
             "explainer must have the weights that the run was made with; give the same model"
         )
-    now = preprocessing_identity(explainer)
+    current = preprocessing_identity(explainer)
     # of a caller's function, nothing is known but what it makes of some test pictures; it may do
     # the same as options do to the photos of the run alone
-    comparable = _is_own(now) == _is_own(manifest)
-    if comparable and not alike("test_inputs", manifest["test_inputs"], now["test_inputs"]):
-        stored = {name: manifest[name] for name in now}
+    comparable = _is_own(current) == _is_own(manifest)
+    if comparable and not alike("test_inputs", manifest["test_inputs"], current["test_inputs"]):
+        stored = {name: manifest[name] for name in current}
         raise RunError(
             "explainer must preprocess photos as in the run, but "
-            f"{'; '.join(changes_in_words(stored, now))}; give the same preprocessing"
+            f"{'; '.join(changes_in_words(stored, current))}; give the same preprocessing"
         )
 
 

@@ -29,7 +29,7 @@ to a penalty."""
 RANKS = (1, 4, 16)
 STRENGTHS = (0.5, 0.75)  # that are tried beside 1
 RIDGE = 1e-3  # of the mean variance of a layer's channels
-CHECK_EVERY = 20
+CHECK_EVERY = 20  # steps of the training, after which its weights are tried
 
 
 class _BatchRunner:
@@ -54,11 +54,12 @@ class _BatchRunner:
         device. Gradients are kept, for training.
         """
         scores = find_logits(model(x), len(x)).float()
-        if self._outputs.activation == "none" and self._outputs.kind == "classes":
+        are_probabilities = self._outputs.activation == "none"  # already: back to scores
+        if are_probabilities and self._outputs.kind == "classes":
             scores = scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
-        elif self._outputs.activation == "none" and self._outputs.kind == "labels":
+        elif are_probabilities and self._outputs.kind == "labels":
             scores = scores.logit(torch.finfo(scores.dtype).eps)
-        return scores.log_softmax(1)
+        return scores.log_softmax(1)  # of labels too, as a divergence needs what adds up to 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +93,10 @@ def _wanted_answers(
     exchanged = pattern.exchanged(seed)
     others_x = pattern.other_classes.x
     rest_of_class = _rest_of_class_repeated(pattern)
-    times = max(1, round(len(pattern) / len(pattern.of_finding) / 2))
+    # repeated until they are about half as many as the photos of other classes
+    times = max(1, round(len(others_x) / len(pattern.of_finding) / 2))
     without = [pattern.without(seed + i) for i in range(times)]
+    # the same four groups of photos in each of the three, in one order
     x = torch.cat(
         [exchanged.pasted, others_x, pattern.of_finding.x.repeat(times, 1, 1, 1), rest_of_class]
     )
@@ -104,7 +107,7 @@ def _wanted_answers(
         torch.ones_like(rest_of_class[:, :1], dtype=torch.bool),
     ]
     without_pattern = torch.cat([exchanged.control, others_x, *without, rest_of_class])
-    return WantedAnswers(x, run(model, without_pattern), torch.cat(allowed))
+    return WantedAnswers(x, wanted=run(model, without_pattern), allowed=torch.cat(allowed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +124,7 @@ class LayerStatistics:
         filters of least variance without the pattern (Haufe 2014; P-ClArC 2022; LEACE 2023).
         """
         patterns = self.patterns[:, :rank]
+        # the covariance alone may have no inverse, as with channels that are never active
         ridge = (
             RIDGE
             * self.covariance.diagonal().mean()
@@ -128,14 +132,17 @@ class LayerStatistics:
         )
         filters = torch.linalg.solve(self.covariance + ridge, patterns)
         taken = strength * patterns @ torch.linalg.solve(patterns.T @ filters, filters.T)
-        return torch.eye(len(taken), dtype=taken.dtype) - taken, taken @ self.mean
+        # x - taken @ (x - mean): channels that are as usual without the pattern stay
+        matrix = torch.eye(len(taken), dtype=taken.dtype) - taken
+        return matrix, taken @ self.mean
 
 
 def _statistics(
     pattern: PatternPhotos, model: nn.Module, run: _BatchRunner, layer: str, seed: int
 ) -> LayerStatistics:
-    """What the pattern does to a layer, on photos with and without ``pattern``: the left singular
-    vectors of the summed difference of maps with and without it, or the finding's concept vector.
+    """What the pattern does to a layer: the finding's concept vector, or else the left singular
+    vectors of the summed difference of maps with and without the pattern; and mean and covariance
+    of the channels, over all places of photos without it.
     """
 
     def maps(x: torch.Tensor) -> torch.Tensor:
@@ -144,24 +151,28 @@ def _statistics(
         return feature_maps(model, run.place(x), layer).double().cpu().flatten(2)
 
     exchanged = pattern.exchanged(seed)
-    difference = torch.zeros((), dtype=torch.float64)
-    for with_pattern, without in zip(
-        torch.split(exchanged.pasted, BATCH), torch.split(exchanged.control, BATCH), strict=True
-    ):
-        difference = difference + (maps(with_pattern) - maps(without)).sum(0)
+    # of other classes (with another patch, as a seam is no pattern) and of the finding's own
+    without_pattern = torch.cat([exchanged.control, _rest_of_class_repeated(pattern)])
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
     count = 0
-    for x in torch.split(torch.cat([exchanged.control, _rest_of_class_repeated(pattern)]), BATCH):
-        points = maps(x).transpose(0, 1).flatten(1)
+    for x in torch.split(without_pattern, BATCH):
+        points = maps(x).transpose(0, 1).flatten(1)  # channels by places of all photos
         total = total + points.sum(1)
         squares = squares + points @ points.T
         count += points.shape[1]
     mean = total / count
     covariance = squares / count - mean[:, None] * mean
     if pattern.direction is not None:
-        return LayerStatistics(pattern.direction[1][:, None], mean, covariance)
-    return LayerStatistics(torch.linalg.svd(difference, full_matrices=False)[0], mean, covariance)
+        _, vector = pattern.direction
+        return LayerStatistics(vector[:, None], mean, covariance)
+    difference = torch.zeros((), dtype=torch.float64)
+    for with_pattern, control in zip(
+        torch.split(exchanged.pasted, BATCH), torch.split(exchanged.control, BATCH), strict=True
+    ):
+        difference = difference + (maps(with_pattern) - maps(control)).sum(0)
+    directions = torch.linalg.svd(difference, full_matrices=False).U  # the most changed first
+    return LayerStatistics(directions, mean, covariance)
 
 
 def _inserted(
@@ -173,7 +184,9 @@ def _inserted(
     output = FeatureExtractor(model, layer)(x)[layer]
     linear: nn.Module
     if isinstance(output, torch.Tensor) and output.ndim > 2 and output.shape[1] == channels:
-        linear = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[output.ndim - 3](channels, channels, 1)
+        # by the number of dimensions behind images and channels
+        convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[output.ndim - 3]
+        linear = convolution(channels, channels, kernel_size=1)
     elif isinstance(output, torch.Tensor) and output.shape[-1] == channels:
         linear = nn.Linear(channels, channels)
     else:
@@ -213,41 +226,42 @@ class _ProjectionChoice:
 def _projected(
     model: nn.Module,
     layers: Sequence[str],
-    fit: PatternPhotos,
-    choose: WantedAnswers,
+    fit_photos: PatternPhotos,
+    choice: WantedAnswers,
     run: _BatchRunner,
     seed: int,
 ) -> tuple[nn.Module, _ProjectionChoice]:
-    """The model with the best projection of the pattern: directions are measured on ``fit``, then
-    layer, `RANKS` and strength chosen by the loss on ``choose``, which are other photos.
+    """The model with the best projection of the pattern: directions are measured on ``fit_photos``,
+    then layer, `RANKS` and strength chosen by the loss on those of ``choice``, which are others.
     """
     best: tuple[_ProjectionChoice, nn.Module, nn.Module, LayerStatistics] | None = None
     for layer in layers:
-        statistics = _statistics(fit, model, run, layer, seed)
-        new, linear = _inserted(
-            model, layer, run.place(fit.other_classes.x[:1]), len(statistics.mean)
-        )
+        statistics = _statistics(fit_photos, model, run, layer, seed)
+        one_input = run.place(fit_photos.other_classes.x[:1])
+        new, linear = _inserted(model, layer, one_input, channels=len(statistics.mean))
         for rank in RANKS:
-            if rank > statistics.patterns.shape[1]:
+            if rank > statistics.patterns.shape[1]:  # and so are the following ones
                 break
-            _set(linear, statistics.projection(rank, 1.0))
-            choice = _ProjectionChoice(choose.loss(run(new, choose.x)), layer, rank, 1.0)
-            if best is None or choice.loss < best[0].loss:
-                best = (choice, new, linear, statistics)
+            _set(linear, statistics.projection(rank, strength=1.0))
+            loss = choice.loss(run(new, choice.x))
+            tried = _ProjectionChoice(loss=loss, layer=layer, rank=rank, strength=1.0)
+            if best is None or tried.loss < best[0].loss:
+                best = (tried, new, linear, statistics)
     assert best is not None  # there is at least one layer, and each has rank 1
-    choice, new, linear, statistics = best
+    chosen, new, linear, statistics = best
+    # weaker ones are tried with the best layer and rank only
     for strength in STRENGTHS:
-        _set(linear, statistics.projection(choice.rank, strength))
-        weaker = replace(choice, loss=choose.loss(run(new, choose.x)), strength=strength)
-        choice = min(choice, weaker, key=lambda projection: projection.loss)
-    _set(linear, statistics.projection(choice.rank, choice.strength))
-    return new, choice
+        _set(linear, statistics.projection(chosen.rank, strength))
+        weaker = replace(chosen, loss=choice.loss(run(new, choice.x)), strength=strength)
+        chosen = min(chosen, weaker, key=lambda projection: projection.loss)
+    _set(linear, statistics.projection(chosen.rank, chosen.strength))
+    return new, chosen
 
 
 def _trained(
     model: nn.Module,
     fit: WantedAnswers,
-    choose: WantedAnswers,
+    choice: WantedAnswers,
     run: _BatchRunner,
     seed: int,
     *,
@@ -257,18 +271,18 @@ def _trained(
     prior: Prior | None,
 ) -> nn.Module:
     """Train a copy to answer as without the pattern, for ``steps`` or ``max_seconds``; the best
-    weights by ``choose`` stay. ``prior`` penalises evidence in the pattern.
+    weights by ``choice`` stay. ``prior`` penalises evidence in the pattern.
     """
     new = copy.deepcopy(model).eval()  # statistics of normalisations stay as they are
     parameters = list(new.parameters())
-    flags = [parameter.requires_grad for parameter in parameters]
+    required_grad = [parameter.requires_grad for parameter in parameters]
     optimiser = torch.optim.AdamW(
         [parameter.requires_grad_() for parameter in parameters], rate, weight_decay=0.0
     )
     generator = seeded(seed)
     end = time.monotonic() + max_seconds
-    best = copy.deepcopy(new.state_dict())
-    least = choose.loss(run(new, choose.x))
+    best_weights = copy.deepcopy(new.state_dict())
+    least_loss = choice.loss(run(new, choice.x))
     for step in range(1, steps + 1):
         rows = torch.randint(len(fit.x), (BATCH,), generator=generator)
         x = run.place(fit.x[rows])
@@ -282,15 +296,15 @@ def _trained(
         optimiser.step()
         is_over = step == steps or time.monotonic() > end
         if is_over or step % CHECK_EVERY == 0:
-            loss_now = choose.loss(run(new, choose.x))
-            if loss_now < least:
-                least = loss_now
-                best = copy.deepcopy(new.state_dict())
+            loss_now = choice.loss(run(new, choice.x))
+            if loss_now < least_loss:
+                least_loss = loss_now
+                best_weights = copy.deepcopy(new.state_dict())
         if is_over:
             break
-    new.load_state_dict(best)
-    for parameter, flag in zip(parameters, flags, strict=True):
-        parameter.requires_grad_(flag)
+    new.load_state_dict(best_weights)
+    for parameter, required in zip(parameters, required_grad, strict=True):
+        parameter.requires_grad_(required)
         parameter.grad = None
     return new
 
@@ -342,19 +356,23 @@ def repair(
     check_choice(option_name("how"), how, ("project", "train"), error=RunError)
     begun = time.monotonic()
     model = photos.explainer.model
-    channel_layer = layer if layer is None or isinstance(layer, str) else None
+    # a channel is a number at one layer; several are only tried for other findings
+    channel_layer = layer if isinstance(layer, str) else None
     pattern = pattern_of(finding, photos, layer=channel_layer, most=most, seed=seed)
-    fit, choose, measure = pattern.parts(seed)
+    fit_photos, choice_photos, test_photos = pattern.parts(seed)
     run = _BatchRunner(photos, pattern.other_classes.x[:BATCH])
-    choice: _ProjectionChoice | None = None
+    projection: _ProjectionChoice | None = None
     with untouched(model, grad=True):
-        chosen_by = _wanted_answers(choose, model, run, seed)
+        choice = _wanted_answers(choice_photos, model, run, seed)
         if how == "train":
-            fit_draws = [_wanted_answers(fit, model, run, number) for number in (seed, seed + 1)]
+            # two draws of what is pasted where: more to learn from than one
+            fit_draws = [
+                _wanted_answers(fit_photos, model, run, number) for number in (seed, seed + 1)
+            ]
             new = _trained(
                 model,
                 _joined(fit_draws),
-                chosen_by,
+                choice,
                 run,
                 seed,
                 steps=steps,
@@ -364,29 +382,29 @@ def repair(
             )
         else:
             layers = _layers(layer, pattern, model, run)
-            new, choice = _projected(model, layers, fit, chosen_by, run, seed)
-        answers = _answers(measure, model, new, run, seed)
-        loss = (chosen_by.loss(run(model, chosen_by.x)), chosen_by.loss(run(new, chosen_by.x)))
+            new, projection = _projected(model, layers, fit_photos, choice, run, seed)
+        answers = _answers(test_photos, model, new, run, seed)
+        loss_before = choice.loss(run(model, choice.x))
+        loss_after = choice.loss(run(new, choice.x))
     return Repair(
         model=new,
         finding=f"channel {finding.number}" if isinstance(finding, Channel) else finding.target,
         how=how,
         answers=answers,
-        loss=loss,
+        loss=(loss_before, loss_after),
         seconds=time.monotonic() - begun,
         target=pattern.target,
-        layer=None if choice is None else choice.layer,
-        rank=None if choice is None else choice.rank,
-        strength=None if choice is None else choice.strength,
+        layer=None if projection is None else projection.layer,
+        rank=None if projection is None else projection.rank,
+        strength=None if projection is None else projection.strength,
         seed=seed,
-        pattern=measure,
+        pattern=test_photos,
         photos=photos,
     )
 
 
 def _joined(parts: Sequence[WantedAnswers]) -> WantedAnswers:
-    """Join sets of wanted answers one after the other: here, two draws of pasted patterns to train
-    on."""
+    """Join sets of wanted answers one after the other."""
     names = [column.name for column in fields(WantedAnswers)]
     joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     return WantedAnswers(**joined)
@@ -399,14 +417,15 @@ def _layers(
     the caller named, or the last one of each resolution.
     """
     if pattern.direction is not None:
-        return [pattern.direction[0]]
+        layer_of_vector, _ = pattern.direction
+        return [layer_of_vector]
     if isinstance(layer, str):
         return [layer]
     if layer is None:
         layer = [
             name
             for name in stage_layers(model, run.place(pattern.other_classes.x[:1]))
-            if "@" not in name
+            if "@" not in name  # a single call: what is inserted would act on all of its module
         ]
     if not layer:
         raise LayerError(
@@ -416,19 +435,19 @@ def _layers(
 
 
 def _answers(
-    measure: PatternPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
+    photos: PatternPhotos, model: nn.Module, new: nn.Module, run: _BatchRunner, seed: int
 ) -> dict[str, Answers]:
     """The predictions of the old and the ``new`` model for each group of photos that neither fitted
     nor chose, by `explain.insight.repaired.GROUPS`, in their order, without empty ones.
     """
-    exchanged = measure.exchanged(seed)
+    exchanged = photos.exchanged(seed)
     groups = {
-        "marked": (measure.of_finding.x, measure.of_finding.classes),
-        "without": (measure.without(seed), measure.of_finding.classes),
-        "moved": (exchanged.pasted, measure.other_classes.classes),
-        "control": (exchanged.control, measure.other_classes.classes),
-        "own": (measure.of_class.x, measure.of_class.classes),
-        "elsewhere": (measure.other_classes.x, measure.other_classes.classes),
+        "marked": (photos.of_finding.x, photos.of_finding.classes),
+        "without": (photos.without(seed), photos.of_finding.classes),
+        "moved": (exchanged.pasted, photos.other_classes.classes),
+        "control": (exchanged.control, photos.other_classes.classes),
+        "own": (photos.of_class.x, photos.of_class.classes),
+        "elsewhere": (photos.other_classes.x, photos.other_classes.classes),
     }
     answers = {}
     for name, (x, classes) in groups.items():

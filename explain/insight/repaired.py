@@ -2,6 +2,7 @@
 maps in pictures."""
 
 import io
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
@@ -94,7 +95,7 @@ class Repair:
         before and after the repair, with another patch before it. NaN where the finding has no
         class."""
         if self.target is None:
-            return float("nan"), float("nan"), float("nan")
+            return math.nan, math.nan, math.nan
         old, new = self.answers["moved"].share(self.target)
         control, _ = self.answers["control"].share(self.target)
         return old, new, control
@@ -104,7 +105,7 @@ class Repair:
         """McNemar's p-value that a pattern without effect draws so many more photos than another
         patch, for the old model; NaN where the finding has no class."""
         if self.target is None:
-            return float("nan")
+            return math.nan
         moved, control = (
             self.answers[name].predictions[:, 0] == self.target for name in ("moved", "control")
         )
@@ -145,7 +146,9 @@ class Repair:
         if self.target is None:
             return f"{done}."
         old, new, control = map(in_percent, self.taken)
-        doubt = " It is not shown that the model reads the pattern at all." * (self.chance >= 0.05)
+        doubt = ""
+        if self.chance >= 0.05:  # no more photos than another patch draws
+            doubt = " It is not shown that the model reads the pattern at all."
         moved = f"With the pattern, {old} of other photos were taken for {self.finding}, now {new}"
         return f"{done}. {moved}; with another patch, {control} (p = {self.chance:.2g}).{doubt}"
 
@@ -169,6 +172,7 @@ class Repair:
         path = Path(path)
         buffer = io.BytesIO()
         if path.suffix == ".pt2":
+            # two, as torch.export takes the size of a batch of one for fixed
             x = self.photos.explainer.batch(self.pattern.other_classes.x[:2])
             batch = {0: torch.export.Dim("batch")}
             torch.export.save(
@@ -246,7 +250,7 @@ def draw_maps(repair: Repair) -> Image.Image:
         """The maps of a case before and after the repair, with the class that each model gives."""
         model_tiles = []
         whole = Box.whole(case.photo.size)
-        scene = Scene(case.photo, whole, (whole,))
+        scene = Scene(case.photo, box=whole, seen=(whole,))
         for name, model in (("before", explainer.model), ("after", repair.model)):
             with muted():
                 x = explainer.batch(case.x[None])
@@ -268,8 +272,9 @@ def bars(repair: Repair) -> Image.Image:
     axes = figure.subplots()
     for number, (label, colour) in enumerate((("before", "#b0b7c3"), ("after", "#2f6fb5"))):
         lengths = [100 * answers.accuracy[number] for answers in repair.answers.values()]
+        # the two bars of a group lie above and below its tick
         heights = [row + 0.4 * number - 0.2 for row in range(count)]
-        bar = axes.barh(heights, lengths, 0.36, label=label, color=colour)
+        bar = axes.barh(heights, lengths, height=0.36, label=label, color=colour)
         axes.bar_label(bar, fmt="%.0f %%", padding=3, fontsize=8)
     axes.set(yticks=range(count), yticklabels=[GROUPS[name] for name in repair.answers])
     axes.set(xlim=(0, 100), xlabel="accuracy (%)")

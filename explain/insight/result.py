@@ -151,11 +151,13 @@ class Insight:
         return printable(f"{self.run.path}: {len(self.maps)} maps of {self.method}{without}")
 
     @property
-    def _is_coarse(self) -> bool:
-        """Whether the maps have fewer than `MIN_RESOLUTION` places along a side: then `headlines`
-        recommends a finer layer, which `insight` looks for."""
+    def _coarse_resolution(self) -> tuple[int, int] | None:
+        """The height and width of the maps in places, if they have fewer than `MIN_RESOLUTION`
+        along a side: then `headlines` recommends a finer layer, which `insight` looks for."""
         resolution = self.maps.resolution
-        return resolution is not None and min(resolution) < MIN_RESOLUTION
+        if resolution is None or min(resolution) >= MIN_RESOLUTION:
+            return None
+        return resolution
 
     @property
     def headlines(self) -> list[str]:
@@ -173,8 +175,8 @@ class Insight:
                 "Labels left out, which are none of the model's, and their photos: "
                 f"{', '.join(named[:MOST_UNKNOWN])}{more}."
             )
-        if self._is_coarse:
-            height, width = self.maps.resolution or (0, 0)
+        if self._coarse_resolution is not None:
+            height, width = self._coarse_resolution
             with_model = python_or_command("insight(explainer=...)", "--model")
             remedy = (
                 f"Run the layer {self.finer_layer!r}."
@@ -186,11 +188,12 @@ class Insight:
                 f"object. {remedy}"
             )
         if self.looks and self.looks[0].striking > 0:
-            look = self.looks[0]
-            lines.append(_sentence("looks", look, look.on_object.value >= 0))
+            of_class = self.looks[0]
+            is_about_object = of_class.on_object.is_known  # else how far it is from other classes
+            lines.append(_sentence("looks", of_class, is_remarkable=is_about_object))
         if self.reasons:
             cluster = self.reasons[0]
-            lines.append(_sentence("reasons", cluster, cluster.stands_out >= NOTABLE))
+            lines.append(_sentence("reasons", cluster, is_remarkable=cluster.stands_out >= NOTABLE))
         frequent = [pair for pair in self.pairs if pair.of >= class_statistics.LEAST]
         if frequent:
             lines.append(_sentence("mistakes", frequent[0]))
@@ -198,7 +201,7 @@ class Insight:
             lines.append(_sentence("labels", self.labels[0]))
         if self.answers:
             answer = self.answers[0]
-            lines.append(_sentence("answers", answer, bool(answer.guessed)))
+            lines.append(_sentence("answers", answer, is_remarkable=bool(answer.guessed)))
         return [printable(line) for line in lines]
 
     def parts(self, most: int = 10) -> dict[str, Section]:
@@ -210,9 +213,11 @@ class Insight:
         """
         sections = {}
         for name, result in self._results.items():
+            # a report has its rows in a table; other results are the rows
             rows = getattr(result, "table", result)[:most]
             words = SECTIONS[name]
             content = filled(words["about" if rows else "nothing"], **vars(self))
+            # without templates of cells, each row is a list of texts already
             cells = [
                 [filled(column, row) for column in words["cells"]] if "cells" in words else row
                 for row in rows
@@ -238,9 +243,9 @@ class Insight:
             return self.confirmed().finding
         if str(which).isdecimal() and 1 <= int(which) <= len(self.reasons):
             return self.reasons[int(which) - 1]
-        for look in self.looks:
-            if which in (look.title, look.target):
-                return look
+        for of_class in self.looks:
+            if which in (of_class.title, of_class.target):
+                return of_class
         raise RunError(
             f"{option_name('finding')} must be the number of a cluster, 1 to "
             f"{len(self.reasons)}, or the label of a class, got {shown(which)}; the insight "
@@ -258,7 +263,7 @@ class Insight:
         if self.photos is None:
             remedy = python_or_command("give explainer= to the insight", "give --model")
             raise RunError(f"finding must be named where there is no model; {remedy}")
-        classes = sorted(self.looks, key=lambda look: -look.apart)
+        classes = sorted(self.looks, key=lambda of_class: -of_class.apart)
         return confirmed_finding([*self.reasons[:TRIED], *classes[:TRIED]], self.photos)
 
     def lines(self, most: int = 10) -> list[str]:
@@ -283,23 +288,25 @@ class Insight:
         Photos that have changed, or cannot be read, are left out; a warning names one.
         """
         album = Album(RunPhotos(self.run, source=source), self.method, empty=not photos)
-        pictures = {
+        sheets = {
             "looks": draw_class_means(self.looks, self.maps, album),
             "reasons": draw_clusters(self.reasons, album),
             "mistakes": draw_mistakes(self.pairs, album),
         }
-        images = {name: picture for name, picture in pictures.items() if picture is not None}
-        images |= draw_label_mistakes((self.labels or ())[:MOST_LABELS], album)
+        pictures = {name: picture for name, picture in sheets.items() if picture is not None}
+        if self.labels is not None:
+            pictures |= draw_label_mistakes(self.labels[:MOST_LABELS], album)
         album.photos.tell_missing()
+        # the others consist of photos, and are there only for an insight with the model
         if not photos or self.photos is None:
-            return images
+            return pictures
         for name, report in (("channels", self.channels), ("concepts", self.concepts)):
             if report is not None:
                 try:
-                    images[name] = report.picture(self.photos)
+                    pictures[name] = report.picture(self.photos)
                 except ExplainError as error:  # photos that are tensors, or gone since
                     self.photos.missing[name] = str(error)
-        return images
+        return pictures
 
     def save(
         self, folder: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
@@ -329,13 +336,13 @@ class Insight:
         begin with its name ("labels cat missed: 1 of 3" for "labels").
         """
         sections = [Section("Summary", "\n".join(self.headlines))] if self.headlines else []
-        for name, part in self.parts(20).items():
-            shown = [
+        for name, part in self.parts(most=20).items():
+            with_captions = [
                 (picture, key.removeprefix(name).strip() or part.heading)
                 for key, picture in pictures.items()
                 if key.split()[0] == name
             ]
-            sections.append(replace(part, pictures=shown))
+            sections.append(replace(part, pictures=with_captions))
         return document(f"What {self.run.path.name} says", self.summary, sections)
 
 
@@ -350,7 +357,7 @@ def _in_words(run: StoredRun, threshold: np.ndarray[Any, Any]) -> str:
     return f"{usual} %" + (f" ({', '.join(other_labels)})" if other_labels else "")
 
 
-def _sentence(table: str, row: Any, is_remarkable: bool = True) -> str:
+def _sentence(table: str, row: Any, *, is_remarkable: bool = True) -> str:
     """Fill a sentence about a result, the "headline" of its table in ``sections.toml`` (or what is
     said otherwise), with the fields of ``row``."""
     return filled(SECTIONS[table]["headline" if is_remarkable else "otherwise"], row)
@@ -369,7 +376,7 @@ def _check_requested(
     """
     counts = {"channels": channels, "concepts": concepts, "examples": examples is not None}
     requested = [name for name, count in counts.items() if count]
-    of_a_class = [name for name in requested if name != "concepts"]
+    of_a_class = [name for name in requested if name != "concepts"]  # which all classes share
     for name, value, users in (("target", target, of_a_class), ("layer", layer, requested)):
         if value is not None and not users:
             raise ArgumentError(
@@ -426,25 +433,25 @@ def insight(
         TargetError, LayerError: there is no such class, or layer.
     """
     _check_requested(explainer, channels, concepts, examples, target, layer)
-    least = label_thresholds(run, threshold)
-    labels = label_mistakes(run, least)
-    maps = read_maps(run, method, least)
+    thresholds = label_thresholds(run, threshold)
+    labels = label_mistakes(run, thresholds)
+    maps = read_maps(run, method, thresholds)
     if threshold is not None and labels is None:
         raise ArgumentError(
             f"{option_name('threshold')} has no effect on a run without photos of several labels "
             "that the model knows; leave it out"
         )
     result = Insight(
-        run,
-        maps.method,
-        maps,
+        run=run,
+        method=maps.method,
+        maps=maps,
         looks=class_statistics.class_mean_maps(maps),
         reasons=map_clusters(maps, seed=seed),
         pairs=find_pairs(run) if labels is None else (),
         evidence=odd_evidence(run),
         answers=ungrounded(run, maps.method),
         labels=labels,
-        threshold=_in_words(run, least),
+        threshold=_in_words(run, thresholds),
         unknown_labels=unknown_labels(run),
     )
     if explainer is None:
@@ -453,14 +460,16 @@ def insight(
     direction = None
     if examples is not None and target is not None:
         direction = concept_direction(photos, images_of(examples, "examples"), target, layer=layer)
+    of_maps = method_in(run, maps.method)
+    if labels is not None:
+        labels = with_label_maps(labels[:MOST_LABELS], photos, of_maps)
     return replace(
         result,
-        pairs=with_reasons(result.pairs, photos, method_in(run, maps.method)),
-        labels=labels
-        and with_label_maps(labels[:MOST_LABELS], photos, method_in(run, maps.method)),
+        pairs=with_reasons(result.pairs, photos, of_maps),
+        labels=labels,
         channels=find_channels(photos, target, layer=layer, count=channels) if channels else None,
         concepts=shared_concepts(photos, concepts, layer=layer) if concepts else None,
         direction=direction,
         photos=photos,
-        finer_layer=finer_layer(photos, MIN_RESOLUTION) if result._is_coarse else None,
+        finer_layer=finer_layer(photos, MIN_RESOLUTION) if result._coarse_resolution else None,
     )

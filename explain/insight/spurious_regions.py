@@ -15,7 +15,13 @@ from explain.insight.class_statistics import FILLED, ClassStatistics
 from explain.insight.clusters import Cluster
 from explain.insight.directions import Direction
 from explain.insight.maps import chosen_from, object_of
-from explain.insight.reattribution import RunPhotos, class_of, class_tensor, one_for_each_photo
+from explain.insight.reattribution import (
+    BATCH,
+    RunPhotos,
+    class_of,
+    class_tensor,
+    one_for_each_photo,
+)
 from explain.layers.placement import draw
 from explain.store.reading import Row, StoredRun
 
@@ -102,9 +108,10 @@ class PatternPhotos:
         """Paste the region of a random photo of the finding into each photo of other classes, and,
         as a control, the same region of another of these. The seed fixes the draws."""
         generator = seeded(seed)
-        donors = torch.randint(len(self.of_finding), (len(self),), generator=generator)
-        shifts = torch.randint(1, len(self), (len(self),), generator=generator)
-        control_donors = (torch.arange(len(self)) + shifts) % len(self)
+        count = len(self.other_classes)
+        donors = torch.randint(len(self.of_finding), (count,), generator=generator)
+        shifts = torch.randint(1, count, (count,), generator=generator)  # never 0: the photo itself
+        control_donors = (torch.arange(count) + shifts) % count
         regions = (
             self.other_classes.regions if self.region_of_other else self.of_finding.regions[donors]
         )
@@ -138,7 +145,8 @@ def pattern_of(
     # where its maps exceed the others' of the class
     if isinstance(finding, Cluster):
         return _of_excess(finding.excess, set(finding.members), target, rows, read_some)
-    # all but the objects of a class; without boxes, where its maps exceed those of other classes
+    # all but the objects of a class; without boxes, where its maps exceed those of other classes;
+    # an object that fills its photo leaves nothing
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         members = set(finding.members)
@@ -147,7 +155,13 @@ def pattern_of(
     of_finding = _around_object(_read_photos(photos, with_class))
     other_classes = _around_object(read_some([row for row in boxed if class_of(row) != target]))
     return _check_enough(
-        PatternPhotos(target, of_finding, of_finding[:0], other_classes, region_of_other=True)
+        PatternPhotos(
+            target,
+            of_finding=of_finding,
+            of_class=of_finding[:0],  # none: all photos of the class bear this pattern
+            other_classes=other_classes,
+            region_of_other=True,
+        )
     )
 
 
@@ -174,7 +188,9 @@ def _of_excess(
 
     of_class = covered([row for row in rest if class_of(row) == target])
     other_classes = covered([row for row in rest if class_of(row) != target])
-    return _check_enough(PatternPhotos(target, of_finding, of_class, other_classes))
+    return _check_enough(
+        PatternPhotos(target, of_finding=of_finding, of_class=of_class, other_classes=other_classes)
+    )
 
 
 def _around_object(photos: PhotosWithRegions) -> PhotosWithRegions:
@@ -200,7 +216,7 @@ def _of_vector(
     candidates = read_some(rows)
     model = photos.explainer.model
     maps = torch.cat(
-        [feature_maps(model, x, layer).float().cpu() for x in torch.split(candidates.x, 32)]
+        [feature_maps(model, x, layer).float().cpu() for x in torch.split(candidates.x, BATCH)]
     )
     if isinstance(finding, Channel):
         target = None
@@ -210,16 +226,16 @@ def _of_vector(
         vector = finding.vector
     projections = torch.einsum("nchw,c->nhw", maps, vector.to(maps))
     order = projections.flatten(1).amax(1).argsort(descending=True)
-    count = min(STRONGEST, len(order) // 4)
+    count = min(STRONGEST, len(order) // 4)  # three in four are left to get the pattern
     placement = placement_of(model, candidates.x, layer)
     enlarged = draw(projections[:, None], tuple(candidates.x.shape[2:]), placement)
     candidates = _with_regions(candidates, enlarged >= enlarged.amax((2, 3), keepdim=True) / 2)
     return _check_enough(
         PatternPhotos(
             target,
-            candidates[order[:count]],
-            candidates[order[:0]],
-            candidates[order[count:]],
+            of_finding=candidates[order[:count]],
+            of_class=candidates[order[:0]],
+            other_classes=candidates[order[count:]],
             direction=(layer, vector.double()),
         )
     )
@@ -252,7 +268,7 @@ def _with_regions(photos: PhotosWithRegions, regions: torch.Tensor) -> PhotosWit
 
 def _check_enough(pattern: PatternPhotos) -> PatternPhotos:
     """Return the photos, or refuse a finding with too few photos that bear the pattern, or that
-    do not: each of three parts needs `LEAST`."""
+    do not: each of three parts needs `LEAST`, of which the smaller ones are quarters."""
     for name, photos in (
         ("of the finding", pattern.of_finding),
         ("without it", pattern.other_classes),

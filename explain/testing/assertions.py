@@ -249,8 +249,10 @@ def assert_agrees(
         if method is not None:
             maps = shares_of(old.heatmaps(x, method, classes))
             new_maps = shares_of(new.heatmaps(new_x, method, classes))
+            maps_of_others = maps.roll(1, 0)  # those of the photos before
+            # what moves differs where it was, and where it is: half of the sum
             moved_shares.append((maps - new_maps).abs().sum((1, 2)) / 2)
-            usual_shares.append((maps - maps.roll(1, 0)).abs().sum((1, 2)) / 2)
+            usual_shares.append((maps - maps_of_others).abs().sum((1, 2)) / 2)
     name = _name(method)
     agreement = Agreement(
         photos=len(old.photos),
@@ -287,7 +289,7 @@ def _check_decided(figure: MeanInterval, limit: float, result: object) -> None:
     distance = abs(figure.mean - limit)
     needed = figure.count * (figure.half / distance) ** 2 if distance else math.inf
     remedy = "take another limit"
-    if needed < AT_MOST:
+    if needed < AT_MOST:  # with a margin, as the interval is an estimate itself
         remedy = f"about {math.ceil(1.2 * needed)} would do"
     raise ExplainError(
         f"photos must be more to decide, got {figure.count}: the limit {points(limit)} lies "

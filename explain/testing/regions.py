@@ -38,7 +38,7 @@ def is_one_region(region: Any) -> bool:
     """Whether a caller's region is a single one (box, mask, image), not a list or array of one for
     each photo. An array ``(N, 4)`` counts as N boxes."""
     shape = getattr(region, "shape", None)
-    if shape is not None:
+    if shape is not None:  # one box (4,), or a mask (H, W)
         return len(shape) == 1 or (len(shape) == 2 and shape[1] != 4)
     if isinstance(region, str) or not isinstance(region, Sequence):
         return True
@@ -83,6 +83,7 @@ def _any_between(mask: torch.Tensor, start: float, length: float, count: int) ->
     edges = [start + number * length / count for number in range(count + 1)]
     shown_parts = []
     for first, last in pairwise(edges):
+        # an edge that rounding errors move over that of a pixel must not add this pixel
         pixels = slice(max(0, math.floor(first + 1e-6)), max(0, math.ceil(last - 1e-6)))
         shown_parts.append(mask[pixels].any(0))
     return torch.stack(shown_parts)
@@ -102,6 +103,7 @@ def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) 
     shifts_right = torch.arange(-int(mask_columns[0]), width - int(mask_columns[-1])) % width
     stays_inside[shifts_down[:, None], shifts_right] = True
     without_overlap = stays_inside & (overlap == 0)
+    # without room, also over the border, and nearly the least in common, to have several
     allowed_shifts = (
         without_overlap if without_overlap.any() else overlap <= overlap.min() + 0.02 * mask.sum()
     )

@@ -157,7 +157,7 @@ class ModelUnderTest:
         W)`` covered, and with ``controls`` ``(N, P, H, W)`` (median), means over ``fillings``.
         """
         image_indices = torch.arange(len(x), device=x.device)
-        masks = torch.cat([regions[:, None], controls], 1).to(x.device)
+        masks = torch.cat([regions[:, None], controls], 1).to(x.device)  # the region is the first
         probabilities = self.probabilities(x)
         class_count = probabilities.shape[1]
         target_list = classes.tolist()
