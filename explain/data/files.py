@@ -156,6 +156,10 @@ class Files:
         then all put in place under a lock. Without ``overwrite``, an existing one is refused.
         """
         paths = [self.folder / name for name in self._contents]
+        if any("\0" in str(path) for path in paths):
+            raise OutputError(
+                f"output {str(paths[0])!r} must be a path without the character NUL; change it"
+            )
         parts: list[Path] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -180,7 +180,7 @@ class Explainer:
         std: float | Sequence[float] | None = None,
         interpolation: preprocessing.Interpolation | None = None,
         window: Window | None = None,
-        bands: Sequence[int] = (),
+        bands: int | Sequence[int] = (),
         device: str | torch.device | None = None,
         activation: Activation | None = None,
         unit: str | None = None,
@@ -220,7 +220,8 @@ class Explainer:
             loaded, callers_preprocess, **options_of_preprocessing
         )
         channel_count = len(getattr(self.preprocess, "mean", ()))  # 0: not known of a function
-        self.window = as_read(check_window(window), channel_count, tuple(bands))
+        bands = (bands,) if isinstance(bands, int) else tuple(bands)
+        self.window = as_read(check_window(window), channel_count, bands)
         # the command line and runs take each file for one photo, whatever slices are in it
         self.sees_bands = isinstance(self.window, Bands)
         labels = check_categories(categories)
@@ -244,7 +245,7 @@ class Explainer:
             "unit": unit or None,
             "layout": layout,
             "window": check_window(window),
-            "bands": tuple(bands) or None,
+            "bands": bands or None,
             "channels": channel_count if self.sees_bands else channels,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}

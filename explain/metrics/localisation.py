@@ -418,7 +418,8 @@ def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
     sides = " x ".join(map(str, lengths))
     edges = "x0 y0 x1 y1" if len(size) == 2 else "x0 y0 z0 x1 y1 z1"
     must = f"boxes must be numbers {edges} within the image of {sides} pixels"
-    if not hasattr(boxes, "__len__") or len(boxes) != count:
+    is_sequence = hasattr(boxes, "__len__") and getattr(boxes, "ndim", 1) > 0
+    if not is_sequence or len(boxes) != count:
         raise MetricError(
             f"{must}, some for each of the {count} images, got {shown(boxes)}; see evaluate"
         )

@@ -79,6 +79,15 @@ def test_a_name_that_is_too_long_is_no_fault_of_the_folder(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("folder", "name"), [("a\0b", "c"), ("a", "b\0c")])
+def test_a_path_with_nul_is_refused(folder: str, name: str, tmp_path: Path) -> None:
+    files = Files(tmp_path / folder)
+    files.add_json(name, {})
+    with pytest.raises(OutputError, match="NUL"):
+        files.write()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_threads_that_save_to_the_same_names_the_files_are_of_one(
     overwrite: bool, tmp_path: Path

@@ -169,6 +169,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"x": torch.zeros(1, 3, 2, 12, 10)}, "map .m. must have the shape"),
     ({"boxes": [[10, 0, 14, 5]]}, "^boxes must"),
     ({"boxes": "box"}, "^boxes must"),
+    ({"boxes": torch.tensor(3)}, "^boxes must"),
     ({"masks": MAP}, "^masks must"),
     ({"masks": torch.ones(1, 6, 5)}, "^masks must"),
 ]
