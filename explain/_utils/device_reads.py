@@ -89,8 +89,9 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     for row in flat:
         rows.append(numbers[: len(row)])
         del numbers[: len(row)]
-    token = _PENDING.set(None)
+    token = _PENDING.set(None)  # what a refusal computes again is checked at once
     try:
+        # not strict: the rows of the ``tensors`` follow those of the totals
         for refuse, (total,) in zip(refusals, rows, strict=False):
             if not math.isfinite(total):
                 refuse()

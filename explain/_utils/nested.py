@@ -199,8 +199,8 @@ class SwappedInputs:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         args, kwargs = inputs
         # the common case, one tensor alone, needs no walk: there is no container of the caller's
-        self._is_tensor = not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
-        if self._is_tensor:
+        self._is_one_tensor = not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
+        if self._is_one_tensor:
             old = args[0]
             new = change(old)
             if new is not old:
@@ -221,7 +221,7 @@ class SwappedInputs:
     def restore(self) -> None:
         """Put the old tensors back into the caller's containers, wherever the module has left the
         new ones."""
-        if self._is_tensor:
+        if self._is_one_tensor:
             return
         old_by_new_id = {id(new): old for old, new in self.pairs}
         edit(self.inputs, lambda path, tensor: old_by_new_id.get(id(tensor), tensor))

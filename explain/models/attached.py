@@ -42,7 +42,8 @@ def as_classifier(
     """A module with its own ``preprocess`` and ``categories``, else what timm, transformers or
     ultralytics keep in it; else ``assumed`` says what is assumed. Nothing is downloaded."""
     inner = model
-    with muted(), suppress(ModelError):  # others refuse what cannot be opened, as scripted modules
+    # what cannot be unwrapped, as a scripted module, is taken as it is: refusing is for others
+    with muted(), suppress(ModelError):
         inner = unwrapped(model)
     name = name or type(inner).__name__
     preprocess = _attribute(model, inner, "preprocess")
@@ -72,9 +73,11 @@ def as_classifier(
     if preprocess is None:
         preprocess = _usual(inner, size)
         is_known = False
-    elif hasattr(preprocess, "with_values") and _channels_of_photos(inner, size) != 3:
-        preprocess = adjusted(preprocess, channels=_channels_of_photos(inner, size))
-        is_known = False
+    elif hasattr(preprocess, "with_values"):  # of timm or transformers: for three channels
+        channels = _channels_of_photos(inner, size)
+        if channels != 3:
+            preprocess = adjusted(preprocess, channels=channels)
+            is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
     activation = configured_activation(inner)
     if from_ultralytics.is_network(inner):
@@ -87,8 +90,9 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
     channels as the model takes, and ImageNet's values unless it takes whole levels."""
     values: dict[str, Any] = {}
     if isinstance(model, (BlackBox, OpenProgram)):
-        height, width = model.shape[2:4]
-        size = size or (checked_side((height, width)) if height and width else height)
+        height, width = model.shape[2:4]  # None where the file leaves a side open
+        if size is None:
+            size = checked_side((height, width)) if height and width else height
         if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}
     plain = CenterCrop(size or 224)
@@ -104,7 +108,7 @@ def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
     channels = 3 if convolution is None else convolution.in_channels
     if channels in (1, 3):
         return channels
-    parameter = parameters_of(model)[0]
+    parameter = parameters_of(model)[0]  # there is one: the convolution's
     x = torch.zeros(1, channels, *sides_of(size or 224), dtype=parameter.dtype)
     try:
         with untouched(model), torch.no_grad():
@@ -169,12 +173,9 @@ def resolve_preprocessing(
     )
     preprocess = cropped(preprocess, crop, classifier.model)
     if not is_callers and classifier.assumed is not None:
-        side = (
-            classifier.model.shape[2]
-            if isinstance(classifier.model, (BlackBox, OpenProgram))
-            else None
-        )
-        values = {"size": size or side, "mean": mean, "std": std}
+        if size is None and isinstance(classifier.model, (BlackBox, OpenProgram)):
+            size = classifier.model.shape[2]  # None, or what the file says: then it is not assumed
+        values = {"size": size, "mean": mean, "std": std}
         said = [name for name, value in values.items() if value is not None]
         warning = _what_is_assumed(classifier.name, preprocess, said)
         if warning is not None:
@@ -190,8 +191,9 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
         return None
     origin = getattr(preprocess, "origin", None)
     if origin is None:
-        with suppress(ModelError):  # a function of the caller's
-            preprocess = as_plain(preprocess, "it")
+        # a function of the caller's, which has no plain form, is shown as it is
+        with suppress(ModelError):
+            preprocess = as_plain(preprocess, wanted="it")
     assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
     arguments = ", ".join(f"{value}=" for value in missing)
     flags = ", ".join(f"--{value}" for value in missing)

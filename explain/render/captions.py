@@ -71,7 +71,7 @@ def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
     for word in in_one_line.replace(" %", "\u00a0%").split(" "):  # no break between 38 and %
         longer = f"{line} {word}".strip()
         if line and len(lines) < most - 1 and measure(longer) > width:
-            lines.append(line.removesuffix(" ·"))
+            lines.append(line.removesuffix(" ·"))  # this separates parts within a line only
             longer = word
         line = longer
     return [fit(written, width, measure) for written in [*lines, line] if written]
@@ -229,7 +229,8 @@ def draw_marks(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
         return picture
     if size > SMALLEST_MARK:
         return draw_marks(marks, width, size - 1)
-    return beside(signs, min(gap, width // len(signs) - signs[0].width))
+    room = width // len(signs) - signs[0].width  # what each sign leaves of its part of the width
+    return beside(signs, min(gap, room))
 
 
 STROKES: dict[bool | None, list[tuple[float, ...]]] = {
@@ -306,7 +307,7 @@ def caption(
     """A picture above a strip (at least 260 pixels wide): a bold title, whose ``end`` is never cut,
     up to three lines of detail, the legend at the right, and ``marks`` and ``entries`` below."""
     width = max(NARROWEST, picture.width)
-    large = title_size((width, picture.height))
+    large = title_size((width, picture.height))  # of the title, small of all else
     small = max(11, round(large * 0.78))
     pad = round(large * 0.7)
     colors = space(0, 0)
@@ -316,7 +317,7 @@ def caption(
         room -= colors.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
     # an empty line, so that pictures beside each other are equally high
-    details = wrapped(detail, room, font(small).getlength, 3) or [""]
+    details = wrapped(detail, room, font(small).getlength, most=3) or [""]
     lines += [text_picture(line, small, FAINT) for line in details]
     if marks:
         lines += [space(0, small // 2), draw_marks(marks, room, small)]
