@@ -324,7 +324,7 @@ def warn(message: str) -> None:
         and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain"
     ):
         frame = frame.f_back
-        level = level + 1
+        level += 1
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 

@@ -470,11 +470,11 @@ def read_written(text: str) -> WrittenName:
                     f"must have options with names behind those without, got {shown(text)}"
                 )
             values.append(_value(part, text))
-        elif option["name"] in options:
-            twice = option["name"]
-            raise SpecError(f"must have each option once, got {twice!r} twice in {shown(text)}")
-        else:
-            options[option["name"]] = _value(option["value"], text)
+            continue
+        name = option["name"]
+        if name in options:
+            raise SpecError(f"must have each option once, got {name!r} twice in {shown(text)}")
+        options[name] = _value(option["value"], text)
     return WrittenName(match["name"].lower(), tuple(values), options)
 
 
@@ -493,8 +493,7 @@ def _parts(arguments: str, text: str) -> Iterator[str]:
         elif character in _ENDS:
             closing_brackets.append(_ENDS[character])
         elif character in ")]":
-            expected = closing_brackets.pop() if closing_brackets else None
-            if character != expected:
+            if not closing_brackets or closing_brackets.pop() != character:
                 raise SpecError(
                     f"must have a closing bracket for each opening one, got {shown(text)}"
                 )

@@ -52,6 +52,7 @@ def limited(http_protocol: Any) -> Any:
 
         def _watch(self) -> None:
             """Begin to wait where no request is answered, or stop waiting."""
+            # uvicorn's cycle is a request and its response
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_waiting()
             elif self._closing is None:  # what the client sends does not prolong the wait

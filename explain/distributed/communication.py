@@ -301,7 +301,7 @@ def _together(
     """Do a codec's step ``work`` ("encode" or "decode": ``name``) on every rank; outcomes are
     compared, and a failure raised on all, as others would wait for a rank that failed alone.
     """
-    result = torch.empty(0)
+    result = torch.empty(0)  # never returned: where ``work`` raises, all raise
     try:
         result = work()
         failed = False

@@ -296,9 +296,8 @@ def adjusted(
         kinds = get_args(Interpolation)
         check_choice(option_name("interpolation"), interpolation, kinds, error=ModelError)
     channel_values = std if mean is None else mean
-    is_list = isinstance(channel_values, (list, tuple))
-    if channels is None and is_list and len(channel_values) == 1:  # a list of one asks for grey
-        channels = 1
+    if channels is None and isinstance(channel_values, (list, tuple)):
+        channels = 1 if len(channel_values) == 1 else None  # a list of one asks for grey
     # a transform of timm or transformers, which has three channels
     changes_itself = channels in (None, 3) and hasattr(preprocess, "with_values")
     plain: Any = preprocess
@@ -311,7 +310,8 @@ def adjusted(
             )
     changes: dict[str, Any] = {"side": size, "interpolation": interpolation}
     for name, value in (("mean", mean), ("std", std)):
-        changes[name] = None if value is None else _of_channels(value, name, channels or 3)
+        if value is not None:
+            changes[name] = _of_channels(value, name, channels or 3)
     changes = {name: value for name, value in changes.items() if value is not None}
     return plain.with_values(changes) if changes_itself else replace(plain, **changes)
 

@@ -105,7 +105,7 @@ class Layout:
         parts = [
             group[start : start + step] for start in range(0, longest, step) for group in groups
         ]
-        rows = [dict(enumerate(part, start=photo_columns)) for part in parts]
+        rows: list[Places] = [dict(enumerate(part, start=photo_columns)) for part in parts]
         if photo_columns:
             rows[0] = dict(enumerate(cells[0] + parts[0]))
         return rows
@@ -201,8 +201,7 @@ def table(
     page.top += page.lines({i: [(name, INK, 1.0)] for i, name in enumerate(columns)}, bold=True)
     for tiles in rows:
         group = Group("", tuple(tiles))
-        places = {i: (group, cell) for i, cell in enumerate(tiles)}
-        page.row(places, legends={}, names=None)
+        page.row({i: (group, cell) for i, cell in enumerate(tiles)}, legends={}, names=None)
     return page.picture()
 
 

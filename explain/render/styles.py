@@ -336,9 +336,9 @@ class Style(CheckedFields):
     ends: ClassVar[tuple[str, str]] = ("0", "max")
     shows: ClassVar[str] = "evidence"
     error: ClassVar[type[ExplainError]] = ExplainError
-    minimums: ClassVar[Mapping[str, float]] = {
-        **dict.fromkeys(("alpha", "contrast", "dark", "share", "spread"), 0)
-    }
+    minimums: ClassVar[Mapping[str, float]] = dict.fromkeys(
+        ("alpha", "contrast", "dark", "share", "spread"), 0
+    )
     maximums: ClassVar[Mapping[str, float]] = {
         **dict.fromkeys(("alpha", "contrast", "share"), 1),
         "dark": 0.99,
@@ -759,7 +759,14 @@ class CertifiedPlaces(Style):
 STYLES: dict[str, type[Any]] = {
     style.name: style
     for style in (
-        *(Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, RegionSets),
+        Heat,
+        Contour,
+        Mask,
+        Spotlight,
+        Intensity,
+        Signed,
+        Color,
+        RegionSets,
         CertifiedPlaces,
     )
 }

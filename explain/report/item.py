@@ -161,7 +161,9 @@ def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[
     contributions (channels summed) or "intensity", averaged to ``longest`` cells a side.
     """
     values, kind = as_drawn(
-        attribution.contributions[0].float(), attribution.style, attribution.layer is not None
+        attribution.contributions[0].float(),
+        attribution.style,
+        of_layer=attribution.layer is not None,
     )
     if kind == "heat":
         return _evenly(values, attribution), kind
@@ -188,9 +190,12 @@ def as_drawn(
     """One image's values ``(h, w)`` or ``(C, H, W)`` as a map ``(h, w)`` and its kind: channels
     summed in signed maps, else the largest magnitude. Signed maps of a layer are "heat".
     """
-    if style == "signed" and not (of_layer and values.ndim == 2):
-        return values if values.ndim == 2 else values.sum(0), "signed"
-    return (values, "heat") if values.ndim == 2 else (values.abs().amax(0), "intensity")
+    has_channels = values.ndim != 2
+    if style == "signed" and (has_channels or not of_layer):
+        return values.sum(0) if has_channels else values, "signed"
+    if has_channels:
+        return values.abs().amax(0), "intensity"
+    return values, "heat"
 
 
 def _averaged(values: Array, longest: int | None) -> Array:
@@ -224,9 +229,10 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
                 torch.no_grad(),
                 reading(model, inputs, subject.explainer.activation),
             ):
-                target = target.resolved(inputs.call(model), 1)
+                target = target.resolved(inputs.call(model), count=1)
         if isinstance(target, Segmentation) and target.mask is not None:
-            return {"mask": plane(array(target.mask.reshape(-1, *target.mask.shape[-2:])[0]))}
+            first_mask = target.mask.reshape(-1, *target.mask.shape[-2:])[0]
+            return {"mask": plane(array(first_mask))}
     return None
 
 
@@ -438,6 +444,7 @@ def _zero(subject: Subject) -> list[int]:
     deleted pixels are shown; ImageNet's mean where it does not tell.
     """
     try:
+        # what black becomes, and how far above it white lies
         black, span = scale_of(subject.explainer.preprocess)
     except (AttributeError, ExplainError, RuntimeError, TypeError, ValueError):
         return list(GREY)

@@ -111,9 +111,10 @@ def _shown(value: Any) -> Any:
 def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     """For each column of a table in a document, whether all cells below the heading are numbers or
     "–": the template aligns these at the right."""
-    return [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)] or [
-        False
-    ] * len(rows[0])
+    headings, *body = rows
+    if not body:
+        return [False] * len(headings)
+    return [all(map(FIGURE.fullmatch, column)) for column in zip(*body, strict=True)]
 
 
 STYLES = ("look.css",)
@@ -231,13 +232,14 @@ def all_maps(subject: Subject) -> Image.Image:
         for number, target in enumerate(subject.targets)
     ]
     groups = pictures.groups(scene, subject.results, titles, Look(), abreast=ABREAST)
-    return contact_sheet(Layout(" · ".join(titles), "", groups, ABREAST), TILE)
+    title = " · ".join(titles)
+    return contact_sheet(Layout(title, detail="", groups=groups, abreast=ABREAST), TILE)
 
 
 def first_map(subject: Subject) -> Image.Image:
     """The first map of a photo as a small picture, for a page of many photos."""
     attribution = next(iter(subject.results[0].values()))
-    times = max(1, SMALL // max(subject.photo.size))
+    times = max(1, SMALL // max(subject.photo.size))  # for photos that are smaller still
     scene = scene_of(subject).enlarged(times).fitted(SMALL)
     return scene.overlay(attribution, Look().of(attribution.style))
 
@@ -355,7 +357,7 @@ def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
     """HTML for a notebook, 300 kB at most: the page in a frame that cannot touch the notebook, over
     a ``picture`` for where frames do not show or the page is too large.
     """
-    max_bytes = round(4 / 3 * LARGEST)
+    max_bytes = round(4 / 3 * LARGEST)  # in base64, pictures grow by a third
     for cells in CELLS:
         values = item(subject, replace(WIDGET, cells=cells))
         text = page({"photos": [summary(subject)]}, [values], title=alternative, widget=True)

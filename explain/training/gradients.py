@@ -150,20 +150,23 @@ class GradientClipper(OnParameters):
         """
         if not gradient.numel():
             return None
-        kind = 2.0 if self._by_norm else math.inf
-        size = torch.linalg.vector_norm(gradient.detach(), kind, dtype=torch.float64).item()
+        order = 2.0 if self._by_norm else math.inf
+        # in float64, in which the squares of large elements do not overflow
+        size = torch.linalg.vector_norm(gradient.detach(), order, dtype=torch.float64).item()
         limit = self._limit * factor(self._scaler)
         if not math.isfinite(size):
             self._note_nonfinite(name, gradient)
+            # a scaler skips a step with infinities: clamped, they would hide from it
             if not self._by_norm and self._scaler is not None:
                 return None
         elif size <= limit:
             return None
         else:
             self.clipped[name] = self.clipped.get(name, 0) + 1
-        if self._by_norm:
+        if self._by_norm:  # by an infinite norm, all becomes zero, but infinities NaN, as in torch
             scaled: torch.Tensor = gradient * (limit / size)
             return scaled
+        # with the scale, the limit may be more than the gradient's type holds
         largest = min(limit, torch.finfo(gradient.dtype).max)
         return gradient.clamp(-largest, largest)
 
@@ -211,11 +214,15 @@ class DeadUnits(OnParameters):
         modules = [
             (name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS)
         ]
-        # the first of shared ones
+        # by weight: of layers that share one, the first, which is entered last
         layers = {id(module.weight): (name, module) for name, module in reversed(modules)}
+        # by name of a weight, its layer's name and the layer
         self._owners = {
-            name: layers[id(p)] for name, p in model.named_parameters() if id(p) in layers
+            name: layers[id(parameter)]
+            for name, parameter in model.named_parameters()
+            if id(parameter) in layers
         }
+        # by layer, which of its units got a gradient so far
         self._alive: dict[str, torch.Tensor] = {}
         super().__init__(model, self._note)
 
@@ -291,7 +298,7 @@ class GradientFlow(OnParameters):
 
     def __init__(self, model: nn.Module, *, scaler: Scaler | None = None) -> None:
         self.steps: list[dict[str, Flow]] = []
-        self._now: dict[str, Flow] = {}
+        self._now: dict[str, Flow] = {}  # of the backward pass that runs
         self._scaler = check_scaler(scaler)
         super().__init__(model, self._note)
 
@@ -361,7 +368,7 @@ class GradientFlow(OnParameters):
         figure = empty((9, 4), f"gradients of every layer over the steps: {self!r}")
         over_steps, over_layers = figure.subplots(1, 2)
         for number, name in enumerate(names):
-            tone = number / max(1, len(names) - 1)
+            tone = number / max(1, len(names) - 1)  # from red, the first layer, to blue
             values = [step[name].rms if name in step else float("nan") for step in self.steps]
             label = name if number in labelled else None
             over_steps.plot(
@@ -429,7 +436,7 @@ def _verdict(size: float, reference: float, vanishing: float, exploding: float) 
     """
     if size == 0:
         return "dead"
-    if not size < float("inf"):
+    if not size < float("inf"):  # NaN is neither
         return "not finite"
     if size < vanishing * reference:
         return "vanishing"

@@ -110,7 +110,8 @@ class MonitorCallback:
         if self.monitor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        self.monitor.step(int(trainer.global_step), **({} if loss is None else {"loss": loss}))
+        figures = {} if loss is None else {"loss": loss}
+        self.monitor.step(int(trainer.global_step), **figures)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close(completed=True)
