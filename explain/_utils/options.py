@@ -56,7 +56,7 @@ Check = Callable[[str, Any, str], None]
 """Refuses an object, given the name of the method, the object and the name of the option."""
 
 
-class _Reader(NamedTuple):
+class _TypeReader(NamedTuple):
     """How options of a registered type are named in messages, made from a value, and checked."""
 
     words: str
@@ -64,7 +64,7 @@ class _Reader(NamedTuple):
     check: Check | None
 
 
-_readers: dict[type, _Reader] = {}
+_readers: dict[type, _TypeReader] = {}
 
 
 def register_reader(
@@ -73,7 +73,7 @@ def register_reader(
     """Let fields of `CheckedFields` have the type ``kind`` of a later subpackage: ``words`` name it
     in messages, ``plain`` makes one from a value (or returns the value), ``check`` refuses.
     """
-    _readers[kind] = _Reader(words, plain, check)
+    _readers[kind] = _TypeReader(words, plain, check)
 
 
 class CheckedFields:
@@ -199,9 +199,10 @@ def _options_of(cls: Any) -> _ClassOptions:
     kinds = _kinds(cls)
     checked = []
     for option in fields(cls):
-        kind = kinds.get(option.name, _REFUSED)
-        if kind is _REFUSED:
+        if option.name not in kinds:
             continue
+        kind = kinds[option.name]
+        # such a default is in plain form already
         is_plain = isinstance(option.default, (bool, int, float, NoneType, tuple))
         is_plain = is_plain or typing.get_origin(kind) is typing.Literal
         default = option.default if is_plain else _REFUSED
@@ -226,7 +227,7 @@ def by_name(
         item = get(wanted)
         return {item.name: item}  # type: ignore[attr-defined]
     items: list[T] = []
-    for item in map(get, wanted):
+    for item in map(get, wanted):  # not by ``in``, which raises where tensors are options
         if not any(item is other or _are_equal(item, other) for other in items):
             items.append(item)
     chosen: dict[str, T] = {}
@@ -370,8 +371,8 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
         is_real = isinstance(value, torch.Tensor) and not value.is_complex()
         return value if is_real and bool(torch.isfinite(value).all()) else _REFUSED
     if kind in _readers:
-        made = _readers[kind].plain(value)
-        return made if isinstance(made, kind) else _REFUSED
+        read = _readers[kind].plain(value)
+        return read if isinstance(read, kind) else _REFUSED
     if kind is NoneType:
         return None if value is None else _REFUSED
     return value  # a type that nothing is known of, as Any, takes all

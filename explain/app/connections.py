@@ -31,8 +31,8 @@ def limited(http_protocol: Any) -> Any:
                     continue
                 # without one that waits, the new one is closed
                 waiting = [other for other in rivals if other._closing is not None]
-                longest = min(waiting, key=lambda other: other._closing.when(), default=self)
-                longest._end()
+                first = min(waiting, key=lambda other: other._closing.when(), default=self)
+                first._end()
 
         def _shares_address(self, other: Any) -> bool:
             """Whether another connection comes from the same address."""

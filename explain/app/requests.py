@@ -162,6 +162,7 @@ class CoveredRegion(CheckedFields):
         """
         # without the name of a file: no record must claim that it is the photo
         covered = photo.copy()
+        # (1, 1): the region is in shares of the box, not in pixels of an input
         left, top, right, bottom = map(round, box.to_photo(self.region, (1, 1)))
         small = photo
         if max(photo.size) > SIDE:

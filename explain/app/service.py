@@ -83,11 +83,10 @@ class Cache(Generic[T]):
         with self._lock:
             self.remove_expired()
             self._items[name] = item, time.monotonic()
-            while len(self._items) > self._most or self._total() > self._size:
-                unused_longest = next(iter(self._items))
-                if unused_longest == name:
-                    break
-                del self._items[unused_longest]
+            while len(self._items) > 1 and (
+                len(self._items) > self._most or self._total() > self._size
+            ):
+                del self._items[next(iter(self._items))]  # the first is unused for longest
         return name
 
     def __getitem__(self, name: str) -> T:

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 from weakref import WeakValueDictionary
 
 from explain._utils.errors import AppError, ExplainError, optional
+from explain._utils.resources import packaged_text
 from explain.app import requests
 from explain.app.connections import CONNECTIONS, limited
 from explain.app.service import ExpiredError, Service
@@ -59,11 +59,8 @@ class Access:
                 ),
             )
         # A link on another site may open the page: the other site learns nothing by it.
-        opens_page = (
-            method == "GET"
-            and headers.get("sec-fetch-mode") == "navigate"
-            and headers.get("sec-fetch-dest") == "document"
-        )
+        request = (method, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+        opens_page = request == ("GET", "navigate", "document")
         if site not in ("same-origin", "none") and not opens_page:
             return _OTHER_SITE
         if "origin" in headers and headers["origin"] not in (f"http://{host}", f"https://{host}"):
@@ -124,14 +121,10 @@ def app_page(service: Service) -> str:
     """The app's HTML page with style and scripts (`OWN_SCRIPTS` after those of reports), without
     photos; ``index`` has models, examples and limits, whose keys they read.
     """
-    folder = resources.files("explain.app") / "static"
-    style = "\n".join([static((*STYLES, "answer.css")), (folder / "app.css").read_text("utf-8")])
-    script = "\n".join(
-        [
-            static((*SCRIPTS, "words.js")),
-            *((folder / name).read_text("utf-8") for name in OWN_SCRIPTS),
-        ]
-    )
+    own_style = packaged_text("explain.app", "static/app.css")
+    style = "\n".join([static((*STYLES, "answer.css")), own_style])
+    own_scripts = [packaged_text("explain.app", f"static/{name}") for name in OWN_SCRIPTS]
+    script = "\n".join([static((*SCRIPTS, "words.js")), *own_scripts])
     index = {
         "title": "explain",
         "photos": [],

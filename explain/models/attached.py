@@ -42,7 +42,7 @@ def as_classifier(
     """A module with its own ``preprocess`` and ``categories``, else what timm, transformers or
     ultralytics keep in it; else ``assumed`` says what is assumed. Nothing is downloaded."""
     inner = model
-    # what cannot be unwrapped, as a scripted module, is taken as it is: refusing is for others
+    # what cannot be unwrapped, such as a scripted module, is taken as it is
     with muted(), suppress(ModelError):
         inner = unwrapped(model)
     name = name or type(inner).__name__
@@ -58,11 +58,10 @@ def as_classifier(
         labels = huggingface.labels(config)
     if timm_config(inner) is not None:
         with suppress(Exception):  # the configuration alone does not make a model one of timm
-            transform, names = timm_transform_and_labels(
-                importlib.import_module("timm"), inner, size
-            )
+            timm = importlib.import_module("timm")
+            transform, timm_labels = timm_transform_and_labels(timm, inner, size)
             preprocess = preprocess or transform
-            labels = labels or names
+            labels = labels or timm_labels
             is_known = is_known or is_configured(inner)
     elif config is not None and not is_known:
         preprocess, is_known = huggingface.preprocessing(inner, config, size)
@@ -106,7 +105,7 @@ def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
         return model.shape[1] or 3
     _, convolution = first_convolution(model)
     channels = 3 if convolution is None else convolution.in_channels
-    if channels in (1, 3):
+    if channels in (1, 3):  # those of photos, which need no trial
         return channels
     parameter = parameters_of(model)[0]  # there is one: the convolution's
     x = torch.zeros(1, channels, *sides_of(size or 224), dtype=parameter.dtype)
@@ -186,7 +185,7 @@ def resolve_preprocessing(
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
     """Return the sentence for a warning that says which of a preprocessing's size, mean and std are
     assumed, and how to give them; None where the caller has ``said`` them all."""
-    missing = [value for value in ("size", "mean", "std") if value not in said]
+    missing = [option for option in ("size", "mean", "std") if option not in said]
     if not missing:
         return None
     origin = getattr(preprocess, "origin", None)
@@ -195,8 +194,8 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
         with suppress(ModelError):
             preprocess = as_plain(preprocess, wanted="it")
     assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
-    arguments = ", ".join(f"{value}=" for value in missing)
-    flags = ", ".join(f"--{value}" for value in missing)
+    arguments = ", ".join(f"{option}=" for option in missing)
+    flags = ", ".join(f"--{option}" for option in missing)
     remedy = python_or_command(f"pass {arguments} or preprocess=", f"give {flags}")
     return (
         f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}, or give the "

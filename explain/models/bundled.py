@@ -112,8 +112,9 @@ def _read(
         std=tuple(values["std"]),
     )
     labels = with_synonyms(content["categories"])
-    temperature = content["temperature"]
-    return Classifier(model, preprocess, labels, name, temperature=temperature, weights=weights)
+    return Classifier(
+        model, preprocess, labels, name, temperature=content["temperature"], weights=weights
+    )
 
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")
@@ -137,7 +138,7 @@ def imagenet_labels() -> Categories:
             for index in range(int(first), int(last or first) + 1):
                 words_by_class[index] += kinds.split(", ")
     labels = [label for label, *_ in words_by_class]
-    synonyms = [others for _, *others in words_by_class]
+    synonyms = [words[1:] for words in words_by_class]
     return Categories(labels, synonyms, absent)
 
 

@@ -156,14 +156,14 @@ def detect(
 ) -> list[dict[str, torch.Tensor]]:
     """For each image, the cells above ``threshold`` after non-maximum suppression in each class,
     best first, with gradients: "boxes" ``(Q, 4)``, "labels", "scores" and "cells" ``(Q,)``."""
-    found = []
+    detected = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
         hits = detections.suppressed(
             scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates
         )
         pairs = torch.tensor(list(hits), dtype=torch.long, device=boxes.device).reshape(-1, 2)
         cells, labels = pairs.unbind(1)
-        found.append(
+        detected.append(
             {
                 "boxes": boxes[cells],
                 "labels": labels,
@@ -171,4 +171,4 @@ def detect(
                 "cells": cells,
             }
         )
-    return found
+    return detected

@@ -193,7 +193,7 @@ def _scaled(
         colors = image.convert("RGB" if len(how.mean) == 3 else "L")
         small = np.array(colors.resize(size, resampling, box=part))
         pixels = torch.from_numpy(np.atleast_3d(small)).permute(2, 0, 1).float() / 255
-        pixels = pixels.expand(len(how.mean), -1, -1)  # grey for 2 or more than 3 channels too
+        pixels = pixels.expand(len(how.mean), -1, -1)  # each channel has the grey
     else:
         planes = [Image.fromarray(band).resize(size, resampling, box=part) for band in bands]
         pixels = torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
@@ -300,20 +300,20 @@ def adjusted(
         channels = 1 if len(channel_values) == 1 else None  # a list of one asks for grey
     # a transform of timm or transformers, which has three channels
     changes_itself = channels in (None, 3) and hasattr(preprocess, "with_values")
-    plain: Any = preprocess
+    base: Any = preprocess
     if not changes_itself:
-        plain = as_plain(preprocess, " and ".join(names))
-        channels = channels or len(plain.mean)
-        if channels != len(plain.mean):
-            plain = replace(
-                plain, mean=(fmean(plain.mean),) * channels, std=(fmean(plain.std),) * channels
+        base = as_plain(preprocess, " and ".join(names))
+        channels = channels or len(base.mean)
+        if channels != len(base.mean):
+            base = replace(
+                base, mean=(fmean(base.mean),) * channels, std=(fmean(base.std),) * channels
             )
     changes: dict[str, Any] = {"side": size, "interpolation": interpolation}
     for name, value in (("mean", mean), ("std", std)):
         if value is not None:
             changes[name] = _of_channels(value, name, channels or 3)
     changes = {name: value for name, value in changes.items() if value is not None}
-    return plain.with_values(changes) if changes_itself else replace(plain, **changes)
+    return base.with_values(changes) if changes_itself else replace(base, **changes)
 
 
 def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:

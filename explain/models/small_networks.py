@@ -329,9 +329,9 @@ class InvertedResidual(nn.Module):
         return out + x if self.shortcut else out
 
 
-def resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def resized(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Maps at the resolution of others."""
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+    return F.interpolate(x, size=other.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class DecoderStep(nn.Module):

@@ -310,11 +310,11 @@ def caption(
     large = title_size((width, picture.height))  # of the title, small of all else
     small = max(11, round(large * 0.78))
     pad = round(large * 0.7)
-    colors = space(0, 0)
+    legend_bar = space(0, 0)
     room = width - 2 * pad
     if legend is not None:
-        colors = bar(legend, max(70, min(width // 4, 13 * small)), small)
-        room -= colors.width + pad
+        legend_bar = bar(legend, max(70, min(width // 4, 13 * small)), small)
+        room -= legend_bar.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
     # an empty line, so that pictures beside each other are equally high
     details = wrapped(detail, room, font(small).getlength, most=3) or [""]
@@ -323,7 +323,9 @@ def caption(
         lines += [space(0, small // 2), draw_marks(marks, room, small)]
     lines += _listed(entries, room, small)
     texts = stacked(lines, room)
-    strip = space(width, max(texts.height, colors.height) + 2 * pad)
+    strip = space(width, max(texts.height, legend_bar.height) + 2 * pad)
     strip.paste(texts, (pad, pad))
-    strip.paste(colors, (width - pad - colors.width, (strip.height - colors.height) // 2))
+    strip.paste(
+        legend_bar, (width - pad - legend_bar.width, (strip.height - legend_bar.height) // 2)
+    )
     return stacked([picture, strip], width, align=0.5)

@@ -85,7 +85,7 @@ class _Page(Page):
     def figure(self, alternative: str) -> "Figure":
         """The matplotlib figure with all texts and images; ``alternative`` describes it."""
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
-        shown_figure.set_layout_engine("none")
+        shown_figure.set_layout_engine("none")  # all places are known
         for left, top, width, height, picture in self.images:
             corner = (left / self.width, 1 - (top + height) / self.top)  # the lower left one
             size = (width / self.width, height / self.top)
@@ -131,7 +131,7 @@ def plot(signal: Any, heatmap: Any, *, names: Sequence[str] = (), width_cm: floa
     count, length = lines.shape
     low = float(maps.min())
     high = float(maps.max())
-    if not -1 <= low <= high <= 1 + 1e-6:
+    if not -1 <= low <= high <= 1 + 1e-6:  # rounding may exceed 1 a little
         raise ImageError(
             f"heatmap must have values from -1 to 1, got {low:.3g} to {high:.3g}; pass "
             "attribution.heatmap[0] or attribution.signed[0]"

@@ -97,7 +97,7 @@ class Layout:
             all_cells = list(chain.from_iterable(cells))
             starts = range(0, len(all_cells), self.columns)
             return [dict(enumerate(all_cells[start : start + self.columns])) for start in starts]
-        photo_columns = 0 if self.groups[0].own_row else 1
+        photo_columns = 0 if self.groups[0].own_row else 1  # empty below the photo
         groups = cells[photo_columns:]
         longest = max(map(len, groups))
         step = _balanced(longest, max(1, self._abreast - photo_columns))
@@ -136,7 +136,7 @@ class Layout:
         """For each row, by column, the legends below it: a ramp once a column, under the last tile
         that has it (in a table, under the same name); separate colours under each tile."""
         rows: list[dict[int, Legend]] = []
-        below: dict[int, tuple[str, Legend]] = {}
+        below: dict[int, tuple[str, Legend]] = {}  # those of the row below, by column
         for places in reversed(self.places()):
             shown: dict[int, tuple[str, Legend]] = {}
             legends: dict[int, Legend] = {}
@@ -286,15 +286,14 @@ class Page(ABC):
         if self.letters:
             self._letters(places)
         self.top += self._pictures(places)
-        below = {}
+        texts = {}
         for column, (_, tile) in places.items():
             lines = _named(tile) if names is None else []
-            below[column] = [*lines, (tile.remark, REMARK, 1.0)]
-        self.top += self.lines(below)
+            texts[column] = [*lines, (tile.remark, REMARK, 1.0)]
+        self.top += self.lines(texts)
         checks = (self.checks(tile, self._left(c)) for c, (_, tile) in places.items())
         self.top += max(checks, default=0.0)
-        bars = (self._bar(column, legend) for column, legend in legends.items())
-        self.top += max(bars, default=0.0)
+        self.top += max((self._bar(c, legend) for c, legend in legends.items()), default=0.0)
         self.top += max(self.gap, 0.8 * self.size)  # space before the next row
 
     def lines(
@@ -318,7 +317,8 @@ class Page(ABC):
         the group began in a row above; move ``top`` below the headings."""
         tallest = 0.0
         for group, first, count in groups_of(places):
-            color = INK if places[first][1] is group.tiles[0] else FAINT
+            _, first_tile = places[first]
+            color = INK if first_tile is group.tiles[0] else FAINT
             width = count * (self.cell + self.gap) - self.gap
             height = self.write(
                 group.heading,
@@ -373,7 +373,7 @@ class Page(ABC):
         labels_below = self.gap / 2 + (thick + self.gap / 2)  # how far below ``top`` they stand
         write = partial(self.write, size=SMALL, color=FAINT, below=labels_below)
         if legend.ramp:
-            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, 1)))
+            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, height=1)))
             inner: list[Align] = ["center"] * (count - 2)
             aligned: list[Align] = ["left", *inner, "right"]
             heights = [
@@ -413,13 +413,13 @@ class Page(ABC):
         """Add a text, ``size`` times the font's size, in up to three lines of ``width``, by
         ``below`` under ``top``, which stays; returns its height.
         """
-        size = size * self.size
+        font_size = size * self.size
         place = left + {"left": 0.0, "center": width / 2, "right": width}[align]
-        lines = wrapped(text, width, partial(self.text_width, size=size, bold=bold), most=3)
+        lines = wrapped(text, width, partial(self.text_width, size=font_size, bold=bold), most=3)
         for number, line in enumerate(lines):
-            line_top = self.top + below + number * LINE * size
-            self.texts.append(Written(place, line_top, line, size, color, bold, align))
-        return len(lines) * LINE * size
+            line_top = self.top + below + number * LINE * font_size
+            self.texts.append(Written(place, line_top, line, font_size, color, bold, align))
+        return len(lines) * LINE * font_size
 
     def _left(self, column: int) -> float:
         """Return where a column of the page begins."""

@@ -181,6 +181,7 @@ def _stripes(size: tuple[int, int]) -> Image.Image:
     # distance from the middle of a line, in pixels along a row
     distance = np.abs(np.arange(sum(size) - 1) % period - period / 2)
     row = (120 * np.clip(period / 10 + 0.5 - distance, 0, 1)).astype(np.uint8)
+    # each row is the one above it, moved by one pixel
     return Image.fromarray(np.ascontiguousarray(sliding_window_view(row, size[0])))
 
 
@@ -219,8 +220,7 @@ def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
     if not total > 0:
         return [np.inf] * len(shares)
     # a little less, since a sum that rounding makes too small must not take in one value more
-    wanted = np.asarray(shares) * total * (1 - 1e-12)
-    reached = np.searchsorted(sums, wanted)
+    reached = np.searchsorted(sums, np.asarray(shares) * total * (1 - 1e-12))
     return [float(falling[place]) for place in np.minimum(reached, len(falling) - 1)]
 
 

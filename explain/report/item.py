@@ -46,6 +46,7 @@ def costs(subject: Subject) -> dict[str, float]:
     inputs = subject.inputs
     for name, attribution in subject.results[0].items():
         with suppress(ExplainError), muted():  # a method of the caller's own
+            # for any target, the cost is the same
             cost = plan(subject.explainer.model, inputs, attribution.applied(), target=0).cost()
             if math.isfinite(cost):
                 passes[name] = passes_run(cost, attribution)
@@ -86,6 +87,7 @@ def curves(
     from explain.metrics import Deletion, Insertion  # slow to load
     from explain.metrics.photos import table_of
 
+    # a model of one number, and a target that is no class, have a score alone
     is_probability = subject.probabilities is not None and len(subject.probabilities) > 1
     is_probability = is_probability and isinstance(subject.target_at(index), int)
     score: Literal["probability", "logit"] = "probability" if is_probability else "logit"
@@ -298,6 +300,7 @@ def item(
         "grey": _grey(subject),
         "scan": not has_colors(subject.photo),
         "predictions": [
+            # without a probability, its amount as text
             [
                 printable(prediction.label),
                 prediction.probability,

@@ -111,10 +111,8 @@ def _shown(value: Any) -> Any:
 def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     """For each column of a table in a document, whether all cells below the heading are numbers or
     "–": the template aligns these at the right."""
-    headings, *body = rows
-    if not body:
-        return [False] * len(headings)
-    return [all(map(FIGURE.fullmatch, column)) for column in zip(*body, strict=True)]
+    are_numbers = [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)]
+    return are_numbers or [False] * len(rows[0])  # headings alone have no columns below
 
 
 STYLES = ("look.css",)
@@ -361,6 +359,7 @@ def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
     for cells in CELLS:
         values = item(subject, replace(WIDGET, cells=cells))
         text = page({"photos": [summary(subject)]}, [values], title=alternative, widget=True)
+        # as the attribute of the frame will hold it
         bytes_left = max_bytes - len(_ascii(html.escape(text)))
         if bytes_left > LEAST:
             style = f"max-width: 100%; max-height: {HEIGHT}px"
@@ -532,6 +531,7 @@ def entry(
     if truth is not None:
         labels = list(subject.categories or ())
         class_index = find_label(truth, labels) if isinstance(truth, str) and labels else truth
+        # a text stays one where there are no labels to find it in
         label = class_index if isinstance(class_index, str) else class_label(labels, class_index)
         line |= {"truth": printable(label), "right": printable(label) == line["label"]}
     return line, item(

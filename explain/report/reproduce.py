@@ -135,7 +135,7 @@ def reproduction(subject: Subject) -> Reproduction:
         for name, value in origin.arguments.items()
         if name in ARGUMENTS and value is not None
     }
-    if arguments.get("crop") == "center":
+    if arguments.get("crop") == "center":  # the default
         del arguments["crop"]
     # the parts that code cannot make, with a name or a word that stands for each
     callers_parts = {part: origin.name if part == "model" else "own" for part in origin.from_caller}
@@ -170,7 +170,7 @@ def reproduction(subject: Subject) -> Reproduction:
     if not subject.source:
         reasons.append("the photo had no file")
     if reasons:
-        return Reproduction(python, None, "; ".join(dict.fromkeys(reasons)))
+        return Reproduction(python, command=None, why="; ".join(dict.fromkeys(reasons)))
     return Reproduction(python, _template("command.txt").render(values))
 
 

@@ -193,8 +193,9 @@ def film(
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
     run = run if isinstance(run, Run) else open_run(run)
-    tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'"
-    (count,) = next(run.query(tables))
+    (count,) = next(
+        run.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'")
+    )
     if not count:  # only the file of a training has this table
         raise RunError(
             f"run {sources.path_text(run.path)!r} must be of a training, got another; watch a "
@@ -256,6 +257,7 @@ def _rows_by_step(
     if method is not None and method not in methods:
         raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, methods)}")
     rows = [row for row in rows if method in (None, row.method)]
+    # a label, or the number of a class, which may be typed
     chosen = [
         row for row in rows if target in (None, row.target, row.target_class, str(row.target_class))
     ]

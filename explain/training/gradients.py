@@ -402,9 +402,10 @@ class GradientFlow(OnParameters):
         sizes = gradient.detach().abs().double() / factor(self._scaler)
         if sizes.numel():
             zero = 1 - sizes.count_nonzero().item() / sizes.numel()
-            self._now[name] = Flow(sizes.square().mean().sqrt().item(), sizes.amax().item(), zero)
+            rms = sizes.square().mean().sqrt().item()
+            self._now[name] = Flow(rms, largest=sizes.amax().item(), zero=zero)
         else:
-            self._now[name] = Flow(0.0, 0.0, 1.0)
+            self._now[name] = Flow(rms=0.0, largest=0.0, zero=1.0)
 
     def _end_step(self) -> None:
         """Append the gradients of the backward pass that has just ended to ``steps``."""
