@@ -350,7 +350,7 @@ class PageTask:
         """
         self.check_wanted()
         if self.stopped:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # at which a method gives the maps that it has
         now = time.monotonic()
         if now - self._sent >= INTERVAL or done >= total:
             self._sent = now

@@ -254,7 +254,7 @@ class Handlers:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
-        self._decoders = asyncio.Semaphore(service.limits.decoders)
+        self._decoders = asyncio.Semaphore(service.limits.decoders)  # photos at a time
         self._decoders_of = WeakValueDictionary[str, asyncio.Semaphore]()
         """Those that one visitor may use, by address, while a photo waits or is decoded."""
         self._pending = Counter[str]()

@@ -245,6 +245,7 @@ def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
         """Encode, exchange, decode and average a bucket; return a future that is done, and the
         bytes that this rank sent."""
         buffer = bucket.buffer()
+        # of a copy: the codec may write into what it gets
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         exchanged = _exchange(group, codec, encoded)
         future: Future = torch.futures.Future()

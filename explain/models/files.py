@@ -150,7 +150,7 @@ def _onnx(path: Path) -> BlackBox:
     def scores(x: torch.Tensor) -> torch.Tensor:
         values = x.detach().cpu()
         if takes_levels:
-            if values.max() > BRIGHT:
+            if values.max() > BRIGHT:  # these are levels already
                 raise ImageError(
                     "x must have values from 0 to 1 for a model of whole levels, which gets 255 "
                     f"times as much, got {values.max():g}; use x / 255"

@@ -60,7 +60,7 @@ def preprocess_of(network: nn.Module, size: Side | None) -> WholePhoto | CenterC
     trained_side = arguments.get("imgsz", SIDE)
     if isinstance(trained_side, Sequence):
         trained_side = max(trained_side)
-    stride = int(max(getattr(network, "stride", [32])))
+    stride = int(max(getattr(network, "stride", [32])))  # of its coarsest map
     sides = sides_of(size or int(trained_side))
     height, width = (-(-length // stride) * stride for length in sides)  # rounded up
     side: Side = height if height == width else (height, width)

@@ -216,9 +216,9 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
     """What the page outlines of target number ``index``, ``{"box": shares}`` or ``{"mask":
     plane}``; None for a class. With ``live``, the model may run for a region.
     """
-    box = subject.boxes[index] if index < len(subject.boxes) else None
-    if box is not None and box.box is not None:
-        return {"box": subject.box.to_input(box.box, ONE)}
+    detection = subject.boxes[index] if index < len(subject.boxes) else None
+    if detection is not None and detection.box is not None:
+        return {"box": subject.box.to_input(detection.box, ONE)}
     if subject.asked[index] is None or subject.crops:
         return None
     with suppress(ExplainError):
@@ -280,12 +280,12 @@ def item(
     records = [[subject.record(name, index) for name in subject.methods] for index in targets]
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
-        values = figures[index] if index < len(figures) else {}
+        metric_values = figures[index] if index < len(figures) else {}
         curves_by_method = curves(subject, index, result, steps if live else 0, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
             map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
             map_values["curve"] = curves_by_method.get(name)
-            map_values["figures"] = dict(values.get(name, {}))
+            map_values["figures"] = dict(metric_values.get(name, {}))
             map_values["check"] = record.get("check")
             maps[index].append(map_values)
     return {
@@ -473,7 +473,7 @@ def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
         "amount": printable(subject.amount(index)) if probability is None else "",
         "place": marked_region(subject, index, live=live),
     }
-    box = subject.boxes[index] if index < len(subject.boxes) else None
-    if box is not None:
-        values |= {"class": box.label, "probability": box.probability, "amount": ""}
+    detection = subject.boxes[index] if index < len(subject.boxes) else None
+    if detection is not None:
+        values |= {"class": detection.label, "probability": detection.probability, "amount": ""}
     return values

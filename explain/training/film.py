@@ -114,10 +114,10 @@ class Film:
         groups = (Group("", tuple(tiles)),)
         picture = contact_sheet(Layout(title="", detail="", groups=groups), tile=300)
         height = WIDE * picture.height / picture.width
-        steps = f"from step {self.steps[0]} to step {self.steps[-1]}"
+        span = f"from step {self.steps[0]} to step {self.steps[-1]}"
         figure = empty(
             (WIDE, height + CURVES),
-            f"how {self.method} moved on {self.name} over {len(self)} snapshots, {steps}",
+            f"how {self.method} moved on {self.name} over {len(self)} snapshots, {span}",
         )
         above, below = figure.subplots(2, 1, height_ratios=[height, CURVES])
         above.imshow(np.asarray(picture))

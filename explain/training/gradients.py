@@ -132,6 +132,7 @@ class GradientClipper(OnParameters):
             raise HookError("GradientClipper must be given exactly one of value= and norm=")
         self._by_norm = value is None
         limit = norm if value is None else value
+        # NaN is not above 0 either
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
             raise HookError(
                 f"{'norm' if self._by_norm else 'value'} must be positive, got {limit!r}; give "
@@ -139,7 +140,7 @@ class GradientClipper(OnParameters):
             )
         self._limit = float(limit)
         self._scaler = check_scaler(scaler)
-        self._strict = error_if_nonfinite
+        self._error_if_nonfinite = error_if_nonfinite
         self.clipped: dict[str, int] = {}
         self.nonfinite: dict[str, int] = {}
         super().__init__(model, self._clip)
@@ -174,7 +175,7 @@ class GradientClipper(OnParameters):
         """Count a parameter's gradient with infinite or NaN elements; with ``error_if_nonfinite``,
         raise a `HookError` during backward."""
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
-        if self._strict:
+        if self._error_if_nonfinite:
             count = int((~gradient.isfinite()).sum())
             raise HookError(
                 f"the gradient of {name!r} must be finite, got {count} of {gradient.numel()} "
