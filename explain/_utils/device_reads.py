@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -84,13 +85,11 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     flat = list(map(torch.flatten, map(Tensor.detach, values)))
     for place, row in enumerate(flat):  # a model may be on several devices
         flat[place] = row.to(flat[0].device)
-    numbers = torch.cat(flat).tolist()
-    rows = []
-    for row in flat:
-        rows.append(numbers[: len(row)])
-        del numbers[: len(row)]
-    token = _PENDING.set(None)
+    numbers = iter(torch.cat(flat).tolist())  # the one read
+    rows = [list(islice(numbers, len(row))) for row in flat]
+    token = _PENDING.set(None)  # what a refusal computes again is checked at once
     try:
+        # not strict: the rows of the ``tensors`` follow those of the totals
         for refuse, (total,) in zip(refusals, rows, strict=False):
             if not math.isfinite(total):
                 refuse()

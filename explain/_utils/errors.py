@@ -318,13 +318,13 @@ def warn(message: str) -> None:
         _here.collect_warnings.append(printable(message))
         return
     frame = sys._getframe(1)
-    level = 2
+    level = 2  # as ``stacklevel`` counts: this function is 1
     while (
         frame.f_back is not None
         and str(frame.f_globals.get("__name__", "")).split(".")[0] == "explain"
     ):
         frame = frame.f_back
-        level = level + 1
+        level += 1
     warnings.warn(printable(message), ExplainWarning, stacklevel=level)
 
 
@@ -376,14 +376,14 @@ def keywords(
             if not kwargs.keys() <= accepted.keys():
                 wrong = next(name for name in kwargs if name not in accepted)
                 meant = CALLED_ELSEWHERE.get(wrong, wrong)
-                hint = {**LEFT_TO_CALLER, **(elsewhere or {})}.get(wrong) or did_you_mean(
-                    meant, accepted
-                )
-                # of a constructor, its class
+                hints = {**LEFT_TO_CALLER, **(elsewhere or {})}
+                hint = hints.get(wrong) or did_you_mean(meant, accepted)
+                # a constructor is called by its class
                 name = re.sub(r"\.__\w+__$", "", function.__qualname__)
                 raise ArgumentError(f"{name} has no argument {wrong!r}; {hint}")
+            # without torch, or without a function mode, as which torch keeps a default device,
+            # there is none to replace
             torch = sys.modules.get("torch")
-            # a default device is a function mode
             if torch is None or not torch._C._len_torch_function_stack():
                 return function(*args, **kwargs)
             from explain._utils.default_device import cpu_by_default

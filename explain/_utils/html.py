@@ -44,7 +44,7 @@ def picture_html(
         smaller.save(buffer, "JPEG", quality=85)
         content = buffer.getvalue()
         kind = "jpeg"
-        scale = 0.85 * scale
+        scale *= 0.85
     data = base64.b64encode(content).decode("ascii")
     return (
         f'<img src="data:image/{kind};base64,{data}" alt="{escaped(alternative)}" style="{style}">'

@@ -28,8 +28,11 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
             continue
         names[module] = name
         start = f"{name}." if name else ""
-        children = module._modules if name or inserted is None else {**module._modules, **inserted}
+        children = module._modules
+        if module is model and inserted is not None:
+            children = {**children, **inserted}
         if children:
+            # the last one waiting comes next
             for part, inner in reversed(children.items()):
                 if inner is not None:
                     waiting.append((start + part, inner))
@@ -65,8 +68,8 @@ def kept_modules(module: nn.Module) -> dict[str, nn.Module]:
 
 
 class _ModuleNames(threading.local):
-    """What this thread knows of models: the modules that are inserted, and those that it has walked
-    over."""
+    """What this thread knows of models: the modules that are inserted (`inserting`), and those that
+    it has walked over (kept while a call of this package has the model)."""
 
     def __init__(self) -> None:
         self.inserted: dict[nn.Module, dict[str, nn.Module]] = {}

@@ -75,15 +75,15 @@ def edit(value: Any, change: Change) -> Any:
     return _changed(value, (), change, True, {})
 
 
-def with_items(like: Any, values: Iterable[Any]) -> Any:
-    """Return a container like ``like``, with these values instead of its own; raises HookError if
+def with_items(container: Any, values: Iterable[Any]) -> Any:
+    """Return a container like this one, with these values instead of its own; raises HookError if
     it cannot be made."""
-    if type(like) is tuple:
+    if type(container) is tuple:
         return tuple(values)
     try:
-        return _made(like, list(values))
+        return _made(container, list(values))
     except Exception as error:
-        kind = type(like).__name__
+        kind = type(container).__name__
         raise HookError(
             f"container of tensors must be a list, dict or dataclass, got {kind}: {error}"
         ) from error
@@ -140,16 +140,17 @@ def _written(container: Any, values: list[Any]) -> Any:
     return container
 
 
-def _made(like: Any, values: list[Any]) -> Any:
-    """A container of the class of ``like``, which stays, with new values in the order of `items`.
-    Mappings and dataclasses are copied, since they may have more: attributes, a default.
+def _made(original: Any, values: list[Any]) -> Any:
+    """A container of the class of ``original``, which stays, with new values in the order of
+    `items`. Mappings and dataclasses are copied, since they may have more: attributes, a default.
     """
-    if isinstance(like, (tuple, list)):
-        return type(like)(*values) if hasattr(like, "_fields") else type(like)(values)
-    container = copy.copy(like)
-    old_items = items(like)
+    if isinstance(original, (tuple, list)):
+        # a named tuple, which has fields, takes its values one by one
+        return type(original)(*values) if hasattr(original, "_fields") else type(original)(values)
+    container = copy.copy(original)
+    old_items = items(original)
     content = {key: value for (key, _), value in zip(old_items, values, strict=True)}
-    if not isinstance(like, Mapping):
+    if not isinstance(original, Mapping):
         for name, value in content.items():
             object.__setattr__(container, name, value)  # a frozen one too
         return container
@@ -158,11 +159,12 @@ def _made(like: Any, values: list[Any]) -> Any:
             container[key] = value
     except TypeError:  # a read-only mapping
         return content
-    # the shallow copy shares its memory with ``like``: put the old values back, and make a new one
-    if any(like[key] is not value for key, value in old_items):
+    # the shallow copy shares its memory with the original: put the old values back, and make a new
+    # one
+    if any(original[key] is not value for key, value in old_items):
         for key, value in old_items:
             container[key] = value
-        return type(like)(content)  # type: ignore[call-arg]
+        return type(original)(content)  # type: ignore[call-arg]
     return container
 
 
@@ -199,8 +201,8 @@ class SwappedInputs:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         args, kwargs = inputs
         # the common case, one tensor alone, needs no walk: there is no container of the caller's
-        self._is_tensor = not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
-        if self._is_tensor:
+        self._is_one_tensor = not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
+        if self._is_one_tensor:
             old = args[0]
             new = change(old)
             if new is not old:
@@ -213,7 +215,8 @@ class SwappedInputs:
             """Return what takes the place of a tensor: the same for each place where it occurs."""
             if id(tensor) not in replacements:
                 replacements[id(tensor)] = tensor, change(tensor)
-            return replacements[id(tensor)][1]
+            _, new = replacements[id(tensor)]
+            return new
 
         self.inputs = edit(inputs, replaced)
         self.pairs = [(old, new) for old, new in replacements.values() if new is not old]
@@ -221,7 +224,7 @@ class SwappedInputs:
     def restore(self) -> None:
         """Put the old tensors back into the caller's containers, wherever the module has left the
         new ones."""
-        if self._is_tensor:
+        if self._is_one_tensor:
             return
         old_by_new_id = {id(new): old for old, new in self.pairs}
         edit(self.inputs, lambda path, tensor: old_by_new_id.get(id(tensor), tensor))

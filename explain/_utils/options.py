@@ -54,7 +54,17 @@ _WORDS = {
 
 Check = Callable[[str, Any, str], None]
 """Refuses an object, given the name of the method, the object and the name of the option."""
-_readers: dict[type, tuple[str, Callable[[Any], Any], Check | None]] = {}
+
+
+class _TypeReader(NamedTuple):
+    """How options of a registered type are named in messages, made from a value, and checked."""
+
+    words: str
+    plain: Callable[[Any], Any]
+    check: Check | None
+
+
+_readers: dict[type, _TypeReader] = {}
 
 
 def register_reader(
@@ -63,7 +73,7 @@ def register_reader(
     """Let fields of `CheckedFields` have the type ``kind`` of a later subpackage: ``words`` name it
     in messages, ``plain`` makes one from a value (or returns the value), ``check`` refuses.
     """
-    _readers[kind] = words, plain, check
+    _readers[kind] = _TypeReader(words, plain, check)
 
 
 class CheckedFields:
@@ -138,26 +148,22 @@ class CheckedFields:
             ) from None
         # more than a tensor of int64 holds; seeds are taken modulo 2**63
         too_large = type(read) is int and option != "seed" and not -(2**63) <= read < 2**63
-        if (
-            read is _REFUSED
-            or too_large
-            or (maximum is not None and read is not None and read > maximum)
-        ):
+        if maximum is not None and read is not _REFUSED and read is not None:
+            too_large = too_large or read > maximum
+        if read is _REFUSED or too_large:
             most = "" if maximum is None else f" to {maximum:g}"
             raise self.error(
                 f"{option} of {name} must be {_word(checked.kind, minimum)}{most}, "
                 f"got {shown(value)}"
             )
-        for kind, (_, _, check) in _readers.items():
-            if check is not None and isinstance(read, kind):
-                check(name, read, option)
+        for kind, reader in _readers.items():
+            if reader.check is not None and isinstance(read, kind):
+                reader.check(name, read, option)
         upper_end = self.below.get(option)
+        if upper_end is None or read is None:
+            return read
         numbers = read if isinstance(read, tuple) else (read,)
-        if (
-            upper_end is None
-            or read is None
-            or (numbers and all(0 < n < upper_end for n in numbers))
-        ):
+        if numbers and all(0 < n < upper_end for n in numbers):
             return read
         below = "" if upper_end == math.inf else f" and below {upper_end:g}"
         raise self.error(
@@ -193,9 +199,10 @@ def _options_of(cls: Any) -> _ClassOptions:
     kinds = _kinds(cls)
     checked = []
     for option in fields(cls):
-        kind = kinds.get(option.name, _REFUSED)
-        if kind is _REFUSED:
+        if option.name not in kinds:
             continue
+        kind = kinds[option.name]
+        # such a default is in plain form already
         is_plain = isinstance(option.default, (bool, int, float, NoneType, tuple))
         is_plain = is_plain or typing.get_origin(kind) is typing.Literal
         default = option.default if is_plain else _REFUSED
@@ -220,7 +227,7 @@ def by_name(
         item = get(wanted)
         return {item.name: item}  # type: ignore[attr-defined]
     items: list[T] = []
-    for item in map(get, wanted):
+    for item in map(get, wanted):  # not by ``in``, which raises where tensors are options
         if not any(item is other or _are_equal(item, other) for other in items):
             items.append(item)
     chosen: dict[str, T] = {}
@@ -257,6 +264,7 @@ def _with_differences(item: Any, of_one_name: Sequence[Any]) -> str:
     name: str = item.name
     if not differences:
         return name
+    # a name may have brackets already, as "smooth(gradcam)": the options go into these
     start = f"{name[:-1]}, " if name.endswith(")") else f"{name}("
     return f"{start}{', '.join(differences)})"
 
@@ -306,17 +314,20 @@ def named_in(
     if text in registry:
         return registry[text]
     try:
-        read = read_written(text) if "(" in text else MethodSpec(text.strip().lower())
-        if read.name not in registry:
+        # a text without brackets is taken as it is: where `read_written` would refuse its form,
+        # the names that it may stand for say more
+        written = read_written(text) if "(" in text else WrittenName(text.strip().lower())
+        if written.name not in registry:
             load_plugins()
-        if read.name not in registry:
-            names = sorted(registry)
-            raise error(f"{what} {shown(text)} is unknown; {did_you_mean(read.name, names)}")
-        if read.values:
-            raise error(f"{what} {read.name} must get options by name, got {shown(read.values[0])}")
-        return replace(registry[read.name], **read.options)  # type: ignore[type-var]
+        if written.name in registry and not written.values:
+            return replace(registry[written.name], **written.options)  # type: ignore[type-var]
     except (SpecError, ArgumentError) as wrong:
         raise error(f"{what} {wrong}; write it like {example}") from None
+    if written.name in registry:
+        got = shown(written.values[0])
+        raise error(f"{what} {written.name} must get options by name, got {got}")
+    hint = did_you_mean(written.name, sorted(registry))
+    raise error(f"{what} {shown(text)} is unknown; {hint}")
 
 
 def _kinds(cls: type) -> dict[str, Any]:
@@ -339,8 +350,11 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
     origin = typing.get_origin(kind)
     args = typing.get_args(kind)
     if origin in _UNIONS:
-        readings = (_read(value, part, least) for part in args)
-        return next((read for read in readings if read is not _REFUSED), _REFUSED)
+        for part in args:
+            read = _read(value, part, least)
+            if read is not _REFUSED:
+                return read
+        return _REFUSED
     if origin is typing.Literal:
         return str(value) if isinstance(value, str) and value in args else _REFUSED
     if origin is tuple:
@@ -357,9 +371,11 @@ def _read(value: Any, kind: Any, least: float | None) -> Any:
         is_real = isinstance(value, torch.Tensor) and not value.is_complex()
         return value if is_real and bool(torch.isfinite(value).all()) else _REFUSED
     if kind in _readers:
-        value = _readers[kind][1](value)
-        return value if isinstance(value, kind) else _REFUSED
-    return _REFUSED if kind is NoneType and value is not None else value
+        read = _readers[kind].plain(value)
+        return read if isinstance(read, kind) else _REFUSED
+    if kind is NoneType:
+        return None if value is None else _REFUSED
+    return value  # a type that nothing is known of, as Any, takes all
 
 
 def _number(value: Any, kind: type, least: float | None) -> Any:
@@ -372,10 +388,12 @@ def _number(value: Any, kind: type, least: float | None) -> Any:
         if kind is int:
             number: Any = int(operator.index(value))
         elif isinstance(value, Real) and math.isfinite(value):
-            number = value if isinstance(value, int) and abs(value) < 2**63 else float(value)
+            # a whole number stays one, as it was written, if a tensor can hold it
+            is_kept = isinstance(value, int) and abs(value) < 2**63
+            number = value if is_kept else float(value)
         else:
             return _REFUSED
-    # what Python, NumPy and torch say of other things
+    # what Python, NumPy and torch say of other things, such as an array of several numbers
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return _REFUSED
     return number if least is None or number >= least else _REFUSED
@@ -387,7 +405,8 @@ def _tuple(value: Any, kinds: Sequence[Any], least: float | None) -> Any:
     """
     items = value.tolist() if isinstance(value, (np.ndarray, torch.Tensor)) else value
     items = items if isinstance(items, (list, tuple)) else [items]
-    kinds = [kinds[0]] * len(items) if kinds[-1] is ... else kinds
+    if kinds[-1] is ...:  # as in tuple[int, ...]
+        kinds = [kinds[0]] * len(items)
     if len(items) != len(kinds):
         return _REFUSED
     read = tuple(_read(item, kind, least) for item, kind in zip(items, kinds, strict=True))
@@ -407,14 +426,14 @@ def _word(kind: Any, least: float | None) -> str:
     if origin is tuple:
         several = len(words) > 1
         return f"a list of {' and '.join(words)}" if several else f"a list, each item {words[0]}"
-    name = _readers[kind][0] if kind in _readers else _WORDS.get(origin or kind, str(kind))
+    name = _readers[kind].words if kind in _readers else _WORDS.get(origin or kind, str(kind))
     return name if least is None or kind not in (int, float) else f"{name} from {least}"
 
 
 LONGEST = 1000  # characters; more is not typed by hand
 
-_NAME = re.compile(r"\s*([\w+.-]+)\s*(?:\((.*)\)\s*)?", re.DOTALL)
-_NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_NAME = re.compile(r"\s*(?P<name>[\w+.-]+)\s*(?:\((?P<options>.*)\)\s*)?", re.DOTALL)
+_OPTION = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=(?P<value>.*)", re.DOTALL)
 _PLAIN_WORDS = {"true": True, "false": False, "none": None}
 _ENDS = {"(": ")", "[": "]"}
 
@@ -425,7 +444,7 @@ class SpecError(ExplainError):
 
 
 @dataclass(frozen=True)
-class MethodSpec:
+class WrittenName:
     """A name in small letters, the values in its brackets that have no name, and those that have
     one."""
 
@@ -434,7 +453,7 @@ class MethodSpec:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def read_written(text: str) -> MethodSpec:
+def read_written(text: str) -> WrittenName:
     """Read a name with options, as people type methods, metrics and baselines:
     ``rise(samples=500)``. Whether there is such a method is not looked up."""
     if len(text) > LONGEST:
@@ -444,19 +463,20 @@ def read_written(text: str) -> MethodSpec:
         raise SpecError(f"must be a name, or a name with options in brackets, got {shown(text)}")
     values = list[Any]()
     options = dict[str, Any]()
-    for part in _parts(match[2] or "", text):
-        named = _NAMED.fullmatch(part)
-        if named is None:
+    for part in _parts(match["options"] or "", text):
+        option = _OPTION.fullmatch(part)
+        if option is None:
             if options:
                 raise SpecError(
                     f"must have options with names behind those without, got {shown(text)}"
                 )
             values.append(_value(part, text))
-        elif named[1] in options:
-            raise SpecError(f"must have each option once, got {named[1]!r} twice in {shown(text)}")
-        else:
-            options[named[1]] = _value(named[2], text)
-    return MethodSpec(match[1].lower(), tuple(values), options)
+            continue
+        name = option["name"]
+        if name in options:
+            raise SpecError(f"must have each option once, got {name!r} twice in {shown(text)}")
+        options[name] = _value(option["value"], text)
+    return WrittenName(match["name"].lower(), tuple(values), options)
 
 
 def _parts(arguments: str, text: str) -> Iterator[str]:
@@ -499,7 +519,7 @@ def _value(written: str, text: str) -> Any:
     try:
         value = ast.literal_eval(word)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = word if _NAME.fullmatch(word) else ...
+        value = word if _NAME.fullmatch(word) else ...  # which is not plain, so refused
     if not _is_plain(value):
         raise SpecError(
             f"must have numbers, words or quoted texts for values, got {shown(word)} in "

@@ -37,8 +37,10 @@ class StatusLine:
         seen = sys.stderr is not None and (self.anywhere or sys.stderr.isatty())
         if self.hidden or not seen or now - self._drawn < PAUSE:
             return
-        filled = round(WIDTH * min(1.0, share or 0.0))
-        bar = "" if share is None else "█" * filled + "░" * (WIDTH - filled) + " "
+        bar = ""
+        if share is not None:
+            filled = round(WIDTH * min(1.0, share))
+            bar = "█" * filled + "░" * (WIDTH - filled) + " "
         print(f"\r\x1b[2K{bar}{text}", end="", file=sys.stderr, flush=True)
         self._drawn = now
         self._shown = True
@@ -65,18 +67,17 @@ class ProgressLine(StatusLine):
         """
         if done <= self._last or not self._last:  # something else has begun
             self._first = (done, self.clock())
-            self._drawn = float("-inf")
+            self._drawn = float("-inf")  # drawn at once
         first_done, first_time = self._first
         self._last = done
         if done == total:
             self._drawn = float("-inf")
-        rate = (done - first_done) / ((self.clock() - first_time) or 1)
-        left = (
-            f", about {duration((total - done) / rate)} left"
-            if total and rate and done < total
-            else ""
-        )
-        self.draw(done / total if total else None, f"{done}/{total or '?'}{left}")
+        elapsed = self.clock() - first_time
+        rate = (done - first_done) / (elapsed or 1)  # 0 at the first call, when no time has passed
+        time_left = ""
+        if total and rate and done < total:
+            time_left = f", about {duration((total - done) / rate)} left"
+        self.draw(done / total if total else None, f"{done}/{total or '?'}{time_left}")
         if done == total and self._shown:
             print(file=sys.stderr)
 

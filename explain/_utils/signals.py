@@ -50,6 +50,7 @@ _SIGNALS = tuple(
 )
 _WEAK = (weakref.__file__, _weakrefset.__file__)
 _main = threading.main_thread().ident
+# signals that came during a beginning or end, with the caller's handlers, the first first
 _waiting: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []
 
 
@@ -258,8 +259,11 @@ def _is_amid(frame: FrameType | None) -> bool:
     (`_WHOLE`), from the innermost up to a handler of the caller's, which may be split.
     """
     for caller in _stack(frame):
-        if caller.f_code in _WHOLE or (caller.f_code is _handle.__code__ and caller is not frame):
-            return caller.f_code in _WHOLE
+        if caller.f_code in _WHOLE:
+            return True
+        # `_handle` itself, when it is interrupted, has not called the caller's handler yet
+        if caller.f_code is _handle.__code__ and caller is not frame:
+            return False
     return False
 
 
@@ -295,7 +299,7 @@ def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
     new_handlers: list[tuple[int, _InFront]] = []
     try:
         for signal_number in _SIGNALS:
-            theirs = _signal.getsignal(signal_number)
+            theirs = _signal.getsignal(signal_number)  # a number where the system handles it
             if theirs.__class__ not in (int, _InFront) and callable(theirs):
                 ours = _InFront(theirs)
                 new_handlers.append((signal_number, ours))
@@ -329,8 +333,9 @@ def _step_aside(in_front: tuple[tuple[int, _InFront], ...], caller: FrameType | 
 def _give_back(in_front: tuple[tuple[int, _InFront], ...]) -> None:
     """Put the caller's signal handlers back, except where somebody has set another one meanwhile;
     in the main thread only, as Python demands."""
-    # ours goes on handing over where another thread ends a block
-    for signal_number, ours in in_front if threading.get_ident() == _main else ():
+    if threading.get_ident() != _main:  # ours stays in front, and goes on handing over
+        return
+    for signal_number, ours in in_front:
         if _signal.getsignal(signal_number) is ours:
             _signal.signal(signal_number, ours.theirs)
 
@@ -371,7 +376,7 @@ def _begin_child() -> None:
     _waiting.clear()
     for number in _SIGNALS:
         handler = _signal.getsignal(number)
-        while type(handler) is _InFront:
+        while type(handler) is _InFront:  # one may stand in front of another
             handler = handler.theirs
             _signal.signal(number, handler)
     settings = list(_shared.values())

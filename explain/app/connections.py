@@ -31,8 +31,8 @@ def limited(http_protocol: Any) -> Any:
                     continue
                 # without one that waits, the new one is closed
                 waiting = [other for other in rivals if other._closing is not None]
-                longest = min(waiting, key=lambda other: other._closing.when(), default=self)
-                longest._end()
+                first = min(waiting, key=lambda other: other._closing.when(), default=self)
+                first._end()
 
         def _shares_address(self, other: Any) -> bool:
             """Whether another connection comes from the same address."""
@@ -52,6 +52,7 @@ def limited(http_protocol: Any) -> Any:
 
         def _watch(self) -> None:
             """Begin to wait where no request is answered, or stop waiting."""
+            # uvicorn's cycle is a request and its response
             if self.cycle is not None and not self.cycle.response_complete:
                 self._stop_waiting()
             elif self._closing is None:  # what the client sends does not prolong the wait

@@ -162,17 +162,18 @@ class CoveredRegion(CheckedFields):
         """
         # without the name of a file: no record must claim that it is the photo
         covered = photo.copy()
+        # (1, 1): the region is in shares of the box, not in pixels of an input
         left, top, right, bottom = map(round, box.to_photo(self.region, (1, 1)))
         small = photo
         if max(photo.size) > SIDE:
             small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
-        share = small.width / photo.width
+        scale = small.width / photo.width
         x = pil_to_tensor(small)[None] / 255
-        keep = torch.ones_like(x[:, :1])
-        rows = slice(max(0, int(top * share)), ceil(bottom * share))
-        columns = slice(max(0, int(left * share)), ceil(right * share))
-        keep[..., rows, columns] = 0
-        levels = (get_baseline(self.fill)(x, keep)[0].clamp(0, 1) * 255).round().byte()
+        kept = torch.ones_like(x[:, :1])
+        rows = slice(max(0, int(top * scale)), ceil(bottom * scale))
+        columns = slice(max(0, int(left * scale)), ceil(right * scale))
+        kept[..., rows, columns] = 0
+        levels = (get_baseline(self.fill)(x, kept)[0].clamp(0, 1) * 255).round().byte()
         filled = to_pil_image(levels).resize(photo.size, Image.Resampling.BICUBIC)
         corners = (left, top, right, bottom)
         covered.paste(filled.crop(corners), corners)

@@ -86,7 +86,7 @@ class Cache(Generic[T]):
             while len(self._items) > 1 and (
                 len(self._items) > self._most or self._total() > self._size
             ):
-                del self._items[next(iter(self._items))]
+                del self._items[next(iter(self._items))]  # the first is unused for longest
         return name
 
     def __getitem__(self, name: str) -> T:
@@ -153,14 +153,19 @@ class Service:
         self._photos: Cache[Image.Image] = Cache(
             "photo",
             limits.photos,
-            limits.kept_pixels,
-            lambda photo: math.prod(photo.size),
-            limits.age,
+            size=limits.kept_pixels,
+            size_of=lambda photo: math.prod(photo.size),
+            age=limits.age,
         )
         self._answers: Cache[ShownAnswer] = Cache(
-            "answer", limits.explanations, limits.kept_values, attrgetter("size"), limits.age
+            "answer",
+            limits.explanations,
+            size=limits.kept_values,
+            size_of=attrgetter("size"),
+            age=limits.age,
         )
         self._answered: Cache[Answered] = Cache("answer", limits.explanations, age=limits.age)
+        # those that wait or run: each is removed when its reply ends
         self._jobs: Cache[PageTask] = Cache("job", 10 * limits.waiting, age=limits.age)
         self.threads = ThreadPoolExecutor(THREADS, "explain-request")
         """What requests are worked on in."""

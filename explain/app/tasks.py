@@ -206,15 +206,15 @@ class ServedModel:
             x = self.explainer.as_input(Image.new("RGB", (256, 256), "gray"))
             try:
                 return dict(select(model, x, "everything").costs)
-            # any_target is found in grey: take the best box, however unlikely, or the whole map
+            # a detector or segmenter finds nothing in grey: take the best box, however unlikely,
+            # or the whole map
             except TargetError:
+                size = tuple(x.shape[2:])
                 with torch.no_grad():
-                    boxes = detector_outputs.find_layout(model(x), 1, tuple(x.shape[2:]))
-                any_target: Target = (
-                    Segmentation(0, torch.ones(x.shape[2:]))
-                    if boxes is None
-                    else Detections(threshold=0)
-                )
+                    boxes = detector_outputs.find_layout(model(x), count=1, size=size)
+                any_target: Target = Detections(threshold=0)
+                if boxes is None:
+                    any_target = Segmentation(0, torch.ones(size))
                 return dict(select(model, x, "everything", target=any_target).costs)
 
     def warm_up(self) -> None:
@@ -247,10 +247,9 @@ class ServedModel:
         """The methods that fit, for ``POST /api/methods``, whose keys the page's scripts read:
         `method_info` with the number of passes and whether it is quick.
         """
-        costs = self.costs.items()
         return [
             {**method_info(name, passes=finite_or_none(cost)), "quick": self.is_quick(name)}
-            for name, cost in costs
+            for name, cost in self.costs.items()
         ]
 
     def layers(self, photo: Image.Image, crop: str = "") -> dict[str, Any]:
@@ -351,7 +350,7 @@ class PageTask:
         """
         self.check_wanted()
         if self.stopped:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # at which a method gives the maps that it has
         now = time.monotonic()
         if now - self._sent >= INTERVAL or done >= total:
             self._sent = now
@@ -425,9 +424,8 @@ class ShownAnswer:
         values["name"] = self.name if self.request.cover is None else f"{self.name}, covered"
         for (target, method), known_curve in self.curves.items():
             if method in self.explanation:
-                values["maps"][target][self.explanation.methods.index(method)]["curve"] = dict(
-                    known_curve
-                )
+                number = self.explanation.methods.index(method)
+                values["maps"][target][number]["curve"] = dict(known_curve)
         return values
 
 
@@ -471,9 +469,9 @@ class ExplainTask(PageTask):
         chosen = self.request.chosen
         finished: Collection[str] = () if self.explanation is None else self.explanation.methods
         start = time.perf_counter()
-        quick = [method for name, method in chosen.items() if served.is_quick(name)] or [
-            served.preview_method()
-        ]
+        quick = [method for name, method in chosen.items() if served.is_quick(name)]
+        if not quick:  # the page shows a map at once
+            quick = [served.preview_method()]
         slow = [
             method
             for name, method in chosen.items()
@@ -485,6 +483,7 @@ class ExplainTask(PageTask):
                 self._explain(new, self.request.targets)
         explanation = self.explanation
         assert explanation is not None
+        # without those of an earlier answer that are not asked for now
         names = dict.fromkeys([*(method.name for method in quick), *chosen])
         results = tuple(
             {name: result[name] for name in names if name in result}
@@ -577,7 +576,8 @@ class ExplainTask(PageTask):
             method["passes"] = finite_or_none(passes_run(cost, attribution))
         if is_image_text(self.served.explainer.model):
             for target in values["targets"]:
-                target["class"] = target["label"] if target["class"] is None else target["class"]
+                if target["class"] is None:  # a text, by which the page asks for it again
+                    target["class"] = target["label"]
         values["classes"] = [
             one.label if one.box else one.category for one in explanation.predicted
         ]
@@ -613,6 +613,7 @@ def classes_of(explanation: Explanation) -> list[Any]:
             "model must give class scores or boxes for slow methods in the app; use "
             "explain.attribute"
         )
+    # a class is a tensor with its index for each image: there is one photo
     return [target if isinstance(target, str) else int(target[0]) for target in explained_targets]
 
 

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 from weakref import WeakValueDictionary
 
 from explain._utils.errors import AppError, ExplainError, optional
+from explain._utils.resources import packaged_text
 from explain.app import requests
 from explain.app.connections import CONNECTIONS, limited
 from explain.app.service import ExpiredError, Service
@@ -59,12 +59,9 @@ class Access:
                 ),
             )
         # A link on another site may open the page: the other site learns nothing by it.
-        mode = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-        if site not in ("same-origin", "none") and (method, *mode) != (
-            "GET",
-            "navigate",
-            "document",
-        ):
+        request = (method, headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+        opens_page = request == ("GET", "navigate", "document")
+        if site not in ("same-origin", "none") and not opens_page:
             return _OTHER_SITE
         if "origin" in headers and headers["origin"] not in (f"http://{host}", f"https://{host}"):
             return _OTHER_SITE
@@ -73,6 +70,7 @@ class Access:
                 403,
                 f"requests that change something must have the header {HEADER}: 1; use the page",
             )
+        # compared in constant time, by which nobody can guess it piece by piece
         sent_token = (token or "").encode("utf-8", "replace")
         if self.token is not None and not hmac.compare_digest(sent_token, self.token.encode()):
             return 401, "a token is needed; open the address that explain serve has printed"
@@ -123,14 +121,10 @@ def app_page(service: Service) -> str:
     """The app's HTML page with style and scripts (`OWN_SCRIPTS` after those of reports), without
     photos; ``index`` has models, examples and limits, whose keys they read.
     """
-    folder = resources.files("explain.app") / "static"
-    style = "\n".join([static((*STYLES, "answer.css")), (folder / "app.css").read_text("utf-8")])
-    script = "\n".join(
-        [
-            static((*SCRIPTS, "words.js")),
-            *((folder / name).read_text("utf-8") for name in OWN_SCRIPTS),
-        ]
-    )
+    own_style = packaged_text("explain.app", "static/app.css")
+    style = "\n".join([static((*STYLES, "answer.css")), own_style])
+    own_scripts = [packaged_text("explain.app", f"static/{name}") for name in OWN_SCRIPTS]
+    script = "\n".join([static((*SCRIPTS, "words.js")), *own_scripts])
     index = {
         "title": "explain",
         "photos": [],
@@ -198,7 +192,7 @@ def application(service: Service, access: Access | None = None) -> Any:
     """
     starlette = _package("starlette.applications")
     routing = _package("starlette.routing")
-    left = _package("starlette.requests").ClientDisconnect
+    disconnected = _package("starlette.requests").ClientDisconnect
     handlers = Handlers(service, access or Access())
     gets = {
         "/": handlers.index,
@@ -226,7 +220,7 @@ def application(service: Service, access: Access | None = None) -> Any:
     ]
     for name, handler in posts.items():
         routes.append(routing.Route(f"/api/{name}", handlers.guarded(handler), methods=["POST"]))
-    replies = {ExplainError: _refused, left: _to_nobody}
+    replies = {ExplainError: _refused, disconnected: _to_nobody}
     app = starlette.Starlette(routes=routes, exception_handlers=replies)
     # a path that begins with two slashes would name another host
     app.router.redirect_slashes = False
@@ -260,7 +254,7 @@ class Handlers:
     def __init__(self, service: Service, access: Access) -> None:
         self._service = service
         self._access = access
-        self._decoders = asyncio.Semaphore(service.limits.decoders)
+        self._decoders = asyncio.Semaphore(service.limits.decoders)  # photos at a time
         self._decoders_of = WeakValueDictionary[str, asyncio.Semaphore]()
         """Those that one visitor may use, by address, while a photo waits or is decoded."""
         self._pending = Counter[str]()
@@ -283,11 +277,10 @@ class Handlers:
             if request.scope["path"] == "/":
                 token = request.query_params.get("token", token)
             refusal = self._access.refusal(request.method, dict(request.headers), token)
-            return (
-                await handler(request)
-                if refusal is None
-                else _reply(refusal[1], "text/plain", refusal[0])
-            )
+            if refusal is None:
+                return await handler(request)
+            status, message = refusal
+            return _reply(message, "text/plain", status)
 
         return handle
 
@@ -301,7 +294,7 @@ class Handlers:
                 "text/html",
                 headers={"content-security-policy": "frame-ancestors 'none'"},
             )
-        reply = _reply("", "text/plain", 303, {"location": "/"})
+        reply = _reply("", "text/plain", status=303, headers={"location": "/"})
         if self._access.token is not None:
             cookie = cookie_name(request.headers["host"])
             reply.set_cookie(cookie, self._access.token, httponly=True, samesite="strict")
@@ -350,6 +343,7 @@ class Handlers:
             body += part
             self._pending[address] += len(part)
             requests.check_byte_count(what, len(body), max_bytes)
+            # one visitor alone must not keep the others from sending
             if self._pending[address] > most / 2 or self._pending.total() > most:
                 raise requests.BusyError(
                     f"{what} must wait, since too much is being sent; try again in a moment"
@@ -463,6 +457,7 @@ def bound(host: str, port: int) -> socket.socket:
     server starts, and an address in use is refused in one line; port 0 takes a free one.
     """
     try:
+        # a place is an address and a port, and of IPv6 two numbers more
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family, backlog=BACKLOG)
     except OSError as error:
@@ -488,7 +483,7 @@ def server(application: Any) -> Any:
         ws="none",
         timeout_graceful_shutdown=1,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS + 1,
+        limit_concurrency=CONNECTIONS + 1,  # at which uvicorn refuses: `limited` comes before
     )
     server = uvicorn.Server(config)
     # Once it ends, it reports each answer that it cuts off by a traceback.

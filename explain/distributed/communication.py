@@ -245,6 +245,7 @@ def _of_codec(codec: Codec, group: dist.ProcessGroup) -> "Exchange":
         """Encode, exchange, decode and average a bucket; return a future that is done, and the
         bytes that this rank sent."""
         buffer = bucket.buffer()
+        # of a copy: the codec may write into what it gets
         encoded = _together(group, "encode", lambda: _tensor(codec.encode(buffer.clone())))
         exchanged = _exchange(group, codec, encoded)
         future: Future = torch.futures.Future()
@@ -301,7 +302,7 @@ def _together(
     """Do a codec's step ``work`` ("encode" or "decode": ``name``) on every rank; outcomes are
     compared, and a failure raised on all, as others would wait for a rank that failed alone.
     """
-    result = torch.empty(0)
+    result = torch.empty(0)  # never returned: where ``work`` raises, all raise
     try:
         result = work()
         failed = False

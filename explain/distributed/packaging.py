@@ -305,6 +305,7 @@ def _written(
             # reported.
             exporter.save_source_string(HOME, "", is_package=True)
     except EmptyMatchError as error:
+        # only its message has the pattern: "... include=PATTERN, exclude=..."
         pattern = str(error).partition("include=")[2].partition(", exclude=")[0]
         raise HookError(
             f"patterns must match modules that the model imports, got {pattern!r}; leave it out"
@@ -365,9 +366,9 @@ def _choose(exporter: "PackageExporter", patterns: Mapping[str, Patterns]) -> No
     # what torch.package does by itself with torch and the rest of the standard library
     exporter.extern(["sys", "io"])
     for kind, patterns_of_kind in patterns.items():
-        for pattern in (
-            [patterns_of_kind] if isinstance(patterns_of_kind, str) else patterns_of_kind
-        ):
+        if isinstance(patterns_of_kind, str):
+            patterns_of_kind = [patterns_of_kind]
+        for pattern in patterns_of_kind:
             try:
                 getattr(exporter, kind)(pattern, allow_empty=False)
             except (ValueError, TypeError):

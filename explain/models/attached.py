@@ -42,7 +42,8 @@ def as_classifier(
     """A module with its own ``preprocess`` and ``categories``, else what timm, transformers or
     ultralytics keep in it; else ``assumed`` says what is assumed. Nothing is downloaded."""
     inner = model
-    with muted(), suppress(ModelError):  # others refuse what cannot be opened, as scripted modules
+    # what cannot be unwrapped, such as a scripted module, is taken as it is
+    with muted(), suppress(ModelError):
         inner = unwrapped(model)
     name = name or type(inner).__name__
     preprocess = _attribute(model, inner, "preprocess")
@@ -57,11 +58,10 @@ def as_classifier(
         labels = huggingface.labels(config)
     if timm_config(inner) is not None:
         with suppress(Exception):  # the configuration alone does not make a model one of timm
-            transform, names = timm_transform_and_labels(
-                importlib.import_module("timm"), inner, size
-            )
+            timm = importlib.import_module("timm")
+            transform, timm_labels = timm_transform_and_labels(timm, inner, size)
             preprocess = preprocess or transform
-            labels = labels or names
+            labels = labels or timm_labels
             is_known = is_known or is_configured(inner)
     elif config is not None and not is_known:
         preprocess, is_known = huggingface.preprocessing(inner, config, size)
@@ -72,9 +72,11 @@ def as_classifier(
     if preprocess is None:
         preprocess = _usual(inner, size)
         is_known = False
-    elif hasattr(preprocess, "with_values") and _channels_of_photos(inner, size) != 3:
-        preprocess = adjusted(preprocess, channels=_channels_of_photos(inner, size))
-        is_known = False
+    elif hasattr(preprocess, "with_values"):  # of timm or transformers: for three channels
+        channels = _channels_of_photos(inner, size)
+        if channels != 3:
+            preprocess = adjusted(preprocess, channels=channels)
+            is_known = False
     assumed = None if is_known else _what_is_assumed(name, preprocess)
     activation = configured_activation(inner)
     if from_ultralytics.is_network(inner):
@@ -87,8 +89,9 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
     channels as the model takes, and ImageNet's values unless it takes whole levels."""
     values: dict[str, Any] = {}
     if isinstance(model, (BlackBox, OpenProgram)):
-        height, width = model.shape[2:4]
-        size = size or (checked_side((height, width)) if height and width else height)
+        height, width = model.shape[2:4]  # None where the file leaves a side open
+        if size is None:
+            size = checked_side((height, width)) if height and width else height
         if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}
     plain = CenterCrop(size or 224)
@@ -102,9 +105,9 @@ def _channels_of_photos(model: nn.Module, size: Side | None) -> int:
         return model.shape[1] or 3
     _, convolution = first_convolution(model)
     channels = 3 if convolution is None else convolution.in_channels
-    if channels in (1, 3):
+    if channels in (1, 3):  # those of photos, which need no trial
         return channels
-    parameter = parameters_of(model)[0]
+    parameter = parameters_of(model)[0]  # there is one: the convolution's
     x = torch.zeros(1, channels, *sides_of(size or 224), dtype=parameter.dtype)
     try:
         with untouched(model), torch.no_grad():
@@ -169,12 +172,9 @@ def resolve_preprocessing(
     )
     preprocess = cropped(preprocess, crop, classifier.model)
     if not is_callers and classifier.assumed is not None:
-        side = (
-            classifier.model.shape[2]
-            if isinstance(classifier.model, (BlackBox, OpenProgram))
-            else None
-        )
-        values = {"size": size or side, "mean": mean, "std": std}
+        if size is None and isinstance(classifier.model, (BlackBox, OpenProgram)):
+            size = classifier.model.shape[2]  # None, or what the file says: then it is not assumed
+        values = {"size": size, "mean": mean, "std": std}
         said = [name for name, value in values.items() if value is not None]
         warning = _what_is_assumed(classifier.name, preprocess, said)
         if warning is not None:
@@ -185,16 +185,17 @@ def resolve_preprocessing(
 def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = ()) -> str | None:
     """Return the sentence for a warning that says which of a preprocessing's size, mean and std are
     assumed, and how to give them; None where the caller has ``said`` them all."""
-    missing = [value for value in ("size", "mean", "std") if value not in said]
+    missing = [option for option in ("size", "mean", "std") if option not in said]
     if not missing:
         return None
     origin = getattr(preprocess, "origin", None)
     if origin is None:
-        with suppress(ModelError):  # a function of the caller's
-            preprocess = as_plain(preprocess, "it")
+        # a function of the caller's, which has no plain form, is shown as it is
+        with suppress(ModelError):
+            preprocess = as_plain(preprocess, wanted="it")
     assumed = str(preprocess) if origin is None else f"{origin}, {preprocess}"
-    arguments = ", ".join(f"{value}=" for value in missing)
-    flags = ", ".join(f"--{value}" for value in missing)
+    arguments = ", ".join(f"{option}=" for option in missing)
+    flags = ", ".join(f"--{option}" for option in missing)
     remedy = python_or_command(f"pass {arguments} or preprocess=", f"give {flags}")
     return (
         f"preprocess is not known for model {name!r}; assumed: {assumed}; {remedy}, or give the "

@@ -61,7 +61,7 @@ def load_imagenet(size: Side | None = None) -> Classifier:
     # the published tensors have the same order, but other names
     tensors = zip(model.state_dict(), published.values(), strict=True)
     model.load_state_dict(dict(tensors), assign=True)
-    preprocess = CenterCrop(size or 224, 0.875, MEAN, STD, "bicubic")
+    preprocess = CenterCrop(size or 224, crop=0.875, mean=MEAN, std=STD, interpolation="bicubic")
     origin = f"{DISTRIBUTION} (sha256 {SHA256})"
     return Classifier(model.eval(), preprocess, imagenet_labels(), NAME, weights=origin)
 
@@ -104,11 +104,17 @@ def _read(
     """
     content: dict[str, Any] = torch.load(io.BytesIO(file), weights_only=True, map_location="cpu")
     model = filled(partial(kind, **content["architecture"]), content["state_dict"])
-    view = content["preprocess"]
-    side = size or view["side"]
-    preprocess = CenterCrop(side, view["crop"], tuple(view["mean"]), tuple(view["std"]))
+    values = content["preprocess"]
+    preprocess = CenterCrop(
+        side=size or values["side"],
+        crop=values["crop"],
+        mean=tuple(values["mean"]),
+        std=tuple(values["std"]),
+    )
     labels = with_synonyms(content["categories"])
-    return Classifier(model, preprocess, labels, name, content["temperature"], weights)
+    return Classifier(
+        model, preprocess, labels, name, temperature=content["temperature"], weights=weights
+    )
 
 
 IMAGENET = Path(__file__).with_name("imagenet.txt")
@@ -119,8 +125,9 @@ KINDS = Path(__file__).with_name("imagenet_kinds.txt")
 def imagenet_labels() -> Categories:
     """ImageNet's 1,000 labels, readable and distinct, with other words: synonyms of WordNet, and
     everyday words for kinds ("dog" stands for 118 classes)."""
-    words = [line.split(", ") for line in IMAGENET.read_text("utf-8").splitlines()]
-    absent = []
+    # of each class, its label and then its synonyms
+    words_by_class = [line.split(", ") for line in IMAGENET.read_text("utf-8").splitlines()]
+    absent = []  # words for which ImageNet has no class
     for line in KINDS.read_text("utf-8").splitlines():
         kinds, _, classes = line.partition(": ")
         if classes == "none":
@@ -129,9 +136,10 @@ def imagenet_labels() -> Categories:
         for part in classes.split(", "):  # such as "7-9" or "12"
             first, _, last = part.partition("-")
             for index in range(int(first), int(last or first) + 1):
-                words[index] += kinds.split(", ")
-    labels = [first for first, *_ in words]
-    return Categories(labels, [synonyms[1:] for synonyms in words], absent)
+                words_by_class[index] += kinds.split(", ")
+    labels = [label for label, *_ in words_by_class]
+    synonyms = [words[1:] for words in words_by_class]
+    return Categories(labels, synonyms, absent)
 
 
 def with_synonyms(labels: Iterable[str]) -> Categories:
@@ -249,6 +257,7 @@ class TinyCLIP(nn.Module):
         those in the weights file."""
         super().__init__()
         self.image_tower = small_networks.SmallTransformer(width=width, heads=heads)
+        # the features themselves, not scores of classes
         self.image_tower.head = nn.Identity()  # type: ignore[assignment]
         self.image_projection = nn.Linear(width, width)
         self.token_embedding = nn.Embedding(vocabulary, width)
@@ -259,7 +268,7 @@ class TinyCLIP(nn.Module):
         self.text_ln = nn.LayerNorm(width)
         self.text_projection = nn.Linear(width, width)
         self.logit_scale = nn.Parameter(torch.tensor(2.5))
-        self.tokenizer: WordPieces | None = None
+        self.tokenizer: WordPieces | None = None  # not in the weights file
 
     def encode_image(self, x: torch.Tensor) -> torch.Tensor:
         return self.image_projection(self.image_tower(x))
@@ -289,6 +298,7 @@ def load_tiny_clip(size: Side | None = None) -> Classifier:
     tower = load_tiny_transformer(size)
     state = load(read_published(CLIP_FILE, CLIP_SHA256, TINY_CLIP))
     model = TinyCLIP(len(vocabulary()))
+    # not strict: the file has no image tower, which is that of "tiny-transformer"
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
     model.image_tower = tower.model  # type: ignore[assignment]
     model.image_tower.head = nn.Identity()  # type: ignore[assignment]

@@ -55,7 +55,8 @@ class BlackBox(nn.Module):
         length = self.shape[0]
         if length in (None, len(x)):
             return self.scores(x)
-        filled = torch.cat([x, x[-1:].expand(-len(x) % length, *x.shape[1:])])
+        lacking = -len(x) % length  # images in the last part
+        filled = torch.cat([x, x[-1:].expand(lacking, *x.shape[1:])])
         return torch.cat([self.scores(part) for part in torch.split(filled, length)])[: len(x)]
 
 
@@ -79,6 +80,7 @@ def load_file(path: Path) -> nn.Module:
     except ModelError:
         raise
     except Exception as error:  # a damaged file may break the reader anywhere
+        # what is no TorchScript may be a checkpoint
         network = None if suffix in (".onnx", ".pt2") else _pickled(path)
         if network is not None:
             return network
@@ -115,7 +117,7 @@ def _pickled(path: Path) -> nn.Module | None:
     )
 
 
-_NUMBERS = {
+_DTYPES = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
     "tensor(float16)": np.float16,
@@ -131,23 +133,24 @@ def _onnx(path: Path) -> BlackBox:
     runtime = optional("onnxruntime", f"for the model {str(path)!r}", "onnx", ModelError)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     x_info, *more_inputs = session.get_inputs()
-    numbers = _NUMBERS.get(x_info.type)
+    dtype = _DTYPES.get(x_info.type)
     shape = tuple(side if isinstance(side, int) else None for side in x_info.shape)
-    if more_inputs or numbers is None or len(shape) != 4:
+    if more_inputs or dtype is None or len(shape) != 4:
         inputs = ", ".join(f"{x.name} {x.type} {x.shape}" for x in (x_info, *more_inputs))
         raise ModelError(
             f"model {str(path)!r} must take images (N, C, H, W) alone, got {inputs}; put it into a "
             "module of your own"
         )
-    takes_levels = numbers is np.uint8
+    takes_levels = dtype is np.uint8
     channels_last = shape[3] in COLOURS and shape[1] not in COLOURS
     if channels_last:
-        shape = (shape[0], shape[3], *shape[1:3])
+        batch, height, width, channels = shape
+        shape = (batch, channels, height, width)
 
     def scores(x: torch.Tensor) -> torch.Tensor:
         values = x.detach().cpu()
         if takes_levels:
-            if values.max() > BRIGHT:
+            if values.max() > BRIGHT:  # these are levels already
                 raise ImageError(
                     "x must have values from 0 to 1 for a model of whole levels, which gets 255 "
                     f"times as much, got {values.max():g}; use x / 255"
@@ -155,7 +158,7 @@ def _onnx(path: Path) -> BlackBox:
             values = (255 * values).round().clamp(0, 255)
         if channels_last:
             values = values.movedim(1, -1)
-        outputs = session.run(None, {x_info.name: values.contiguous().numpy().astype(numbers)})
+        outputs = session.run(None, {x_info.name: values.contiguous().numpy().astype(dtype)})
         return torch.from_numpy(outputs[0]).to(x.device)
 
     return BlackBox(scores, shape, takes_levels=takes_levels)

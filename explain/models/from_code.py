@@ -62,7 +62,8 @@ def _module(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+        is_missing = error.name is not None and f"{where}.".startswith(f"{error.name}.")
+        if not is_missing:
             raise  # the user's module exists, and misses an import of its own
         raise ModelError(
             f"model {name!r}: no module named {error.name!r}; run from its folder or install it"

@@ -68,7 +68,7 @@ class TimmTransform:
         }
         if mode == "center":
             return CenterCrop(crop=share, **values)
-        if share != 1:
+        if share != 1:  # the plain ones that scale the whole photo cut nothing off
             return None
         return StretchedPhoto(**values) if mode == "squash" else WholePhoto(**values)
 
@@ -98,7 +98,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
     published = timm.get_pretrained_cfg(plain)
     options: dict[str, Any] = {}
     if size is not None and published.fixed_input_size:
-        options["img_size"] = size
+        options["img_size"] = size  # such a network is built for its size
     if weights is None:
         try:
             model: nn.Module = timm.create_model(plain, pretrained=True, **options)
@@ -107,10 +107,11 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         origin = str(published.tag and f"{plain}.{published.tag}")
     else:
         state = read_weights(weights)
-        heads = published.classifier
-        first = heads if isinstance(heads, str) or not heads else heads[0]
-        head = state.get(f"{first}.weight")
-        classes = published.num_classes if head is None else len(head)
+        head_name = published.classifier
+        if isinstance(head_name, (tuple, list)) and head_name:  # distilled networks have several
+            head_name = head_name[0]
+        head_weight = state.get(f"{head_name}.weight")  # (classes, features)
+        classes = published.num_classes if head_weight is None else len(head_weight)
         model = timm.create_model(plain, pretrained=False, num_classes=classes, **options)
         fit_weights(model, state, weights)
         origin = describe_weights(weights)

@@ -73,10 +73,11 @@ def load_torchvision(
     }
     options = {"init_weights": False, "transform_input": True} if name in RESCALING else {}
     model = models.get_model(name, weights=None, **options)
-    head = list(model.state_dict())[-1]
+    head_bias = list(model.state_dict())[-1]  # of the last layer, one number for each class
     assumed = None
-    if head in state and len(state[head]) != len(categories):
-        model = models.get_model(name, weights=None, num_classes=len(state[head]), **options)
+    if head_bias in state and len(state[head_bias]) != len(categories):
+        classes = len(state[head_bias])
+        model = models.get_model(name, weights=None, num_classes=classes, **options)
         categories = None
         assumed = "that of the published weights"
     fit_weights(model, state, weights)

@@ -55,12 +55,14 @@ def preprocess_of(network: nn.Module, size: Side | None) -> WholePhoto | CenterC
     """How a network of ultralytics takes a photo: on a letterbox, stretched for RT-DETR, or cut out
     for a classifier, with sides that its strides divide."""
     tasks: Any = sys.modules["ultralytics.nn.tasks"]
-    arguments = getattr(network, "args", None) or {}
-    training = arguments if isinstance(arguments, Mapping) else vars(arguments)
-    trained = training.get("imgsz", SIDE)
-    stride = int(max(getattr(network, "stride", [32])))
-    sides = sides_of(size or (max(trained) if isinstance(trained, Sequence) else int(trained)))
-    height, width = (-(-length // stride) * stride for length in sides)
+    arguments = getattr(network, "args", None) or {}  # of the training
+    arguments = arguments if isinstance(arguments, Mapping) else vars(arguments)
+    trained_side = arguments.get("imgsz", SIDE)
+    if isinstance(trained_side, Sequence):
+        trained_side = max(trained_side)
+    stride = int(max(getattr(network, "stride", [32])))  # of its coarsest map
+    sides = sides_of(size or int(trained_side))
+    height, width = (-(-length // stride) * stride for length in sides)  # rounded up
     side: Side = height if height == width else (height, width)
     if isinstance(network, tasks.ClassificationModel):
         return CenterCrop(side, crop=1.0, mean=Letterbox.mean, std=Letterbox.std)
@@ -82,10 +84,11 @@ def class_names(network: nn.Module) -> list[str] | None:
 def load_checkpoint(path: Path, names: Sequence[str]) -> nn.Module | None:
     """The network in a checkpoint of ultralytics, in which ``names`` of classes are; None if others
     than modules of torch and ultralytics are among them. No code of the file is run."""
-    opening = Image.open
-    with np.printoptions():  # which the import sets, as it replaces the function that opens images
+    # the import replaces PIL's function, and NumPy's options for printing: both are put back
+    image_open = Image.open
+    with np.printoptions():
         optional("ultralytics.nn.tasks", f"for the model {str(path)!r}", "ultralytics", ModelError)
-    Image.open = opening
+    Image.open = image_open
     classes: list[Any] = []
     for name in names:
         package, _, attribute = name.rpartition(".")
@@ -96,5 +99,6 @@ def load_checkpoint(path: Path, names: Sequence[str]) -> nn.Module | None:
         classes.append(module)
     with torch.serialization.safe_globals(classes):
         content = torch.load(path, map_location="cpu", weights_only=True)
+    # "ema" has the averaged weights, which ultralytics prefers too; saved in half precision
     network = content.get("ema") or content.get("model") if isinstance(content, dict) else None
     return network.float().eval() if isinstance(network, nn.Module) else None

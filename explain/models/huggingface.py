@@ -58,6 +58,7 @@ class Processed:
     def as_plain(self) -> CenterCrop | StretchedPhoto | None:
         """Return the `CenterCrop` or `StretchedPhoto` that the image processor amounts to, or None
         where it does anything else, such as another scale or a size that is no square."""
+        # the plain ones divide pixels by 255
         scale = 1 / 255 if self._value("do_rescale") else 1.0
         is_usual = math.isclose(scale, self._value("rescale_factor") or 1.0)
         if not is_usual or not self._value("do_resize"):
@@ -172,7 +173,7 @@ def preprocessing(
     processed = processed or as_processed(beside_weights(config, "AutoImageProcessor"))
     is_own = processed is not None
     processed = processed or _usual(config)
-    if size is None and not is_own:
+    if size is None and not is_own:  # the family's processor does not know this model's size
         size = getattr(config, "image_size", None)
     if processed is None or not isinstance(size, (int, list, tuple)):
         return processed, is_own
@@ -186,6 +187,7 @@ def _usual(config: Any) -> Processed | None:
     # a family without one, or a release of transformers that keeps them elsewhere
     with suppress(Exception), quiet():
         auto = importlib.import_module("transformers.models.auto.image_processing_auto")
+        # classes by backend, a pair of a slow and a fast one, or one: it depends on the release
         kinds = auto.IMAGE_PROCESSOR_MAPPING[type(config)]
         if isinstance(kinds, dict):
             kinds = (kinds.get("torchvision"), kinds.get("pil"))

@@ -36,10 +36,11 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
 
         with quiet(), _bars_in_terminals(transformers.utils.logging):
             model, report = loaded("AutoModelForImageTextToText", output_loading_info=True)
-            saved = list(model.config.architectures or [type(model).__name__])
-            has_others = report["unexpected_keys"] and type(model).__name__ not in saved
-            if report["missing_keys"] or has_others:
-                raise _unsuitable(name, f"its weights are those of a {saved[0]}")
+            # from weights of another network, transformers makes a model with random ones in it
+            saved_classes = list(model.config.architectures or [type(model).__name__])
+            is_another = type(model).__name__ not in saved_classes
+            if report["missing_keys"] or (is_another and report["unexpected_keys"]):
+                raise _unsuitable(name, f"its weights are those of a {saved_classes[0]}")
             processor = processor_of(loaded)
     except ModelError:
         raise

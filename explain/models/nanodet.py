@@ -73,7 +73,7 @@ class Backbone(nn.Module):
         self.stages = nn.ModuleList()
         for width, blocks, stride in STAGES:
             self.stages.append(Stage(inputs, width, blocks, stride))
-            inputs = 2 * width
+            inputs = 2 * width  # a stage concatenates two maps of this width
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The maps of the last three stages of NanoDet's backbone, fine to coarse, of photos ``(N,
@@ -93,7 +93,7 @@ class Neck(nn.Module):
         super().__init__()
         self.reduce = nn.ModuleList()
         for channels, _, _ in STAGES[-len(STRIDES) :]:
-            self.reduce.append(nn.Conv2d(2 * channels, width, 1))
+            self.reduce.append(nn.Conv2d(2 * channels, width, 1))  # a stage's output, twice as wide
 
     def forward(self, maps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Mix the backbone's maps, fine to coarse, and return as many of ``width`` channels: coarse
@@ -156,14 +156,14 @@ def detect(
 ) -> list[dict[str, torch.Tensor]]:
     """For each image, the cells above ``threshold`` after non-maximum suppression in each class,
     best first, with gradients: "boxes" ``(Q, 4)``, "labels", "scores" and "cells" ``(Q,)``."""
-    images = []
+    detected = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
         hits = detections.suppressed(
             scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates
         )
         pairs = torch.tensor(list(hits), dtype=torch.long, device=boxes.device).reshape(-1, 2)
         cells, labels = pairs.unbind(1)
-        images.append(
+        detected.append(
             {
                 "boxes": boxes[cells],
                 "labels": labels,
@@ -171,4 +171,4 @@ def detect(
                 "cells": cells,
             }
         )
-    return images
+    return detected

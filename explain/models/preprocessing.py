@@ -79,10 +79,12 @@ class CenterCrop:
     def box(self, size: tuple[int, int]) -> Box:
         """Return the part that is cut out of a photo of ``size`` (width, height), in pixels of the
         photo; overlays lie there."""
+        photo_width, photo_height = size
         height, width = sides_of(self.side)
-        half = min(size[0] / width, size[1] / height) * self.crop / 2
-        x = size[0] / 2
-        y = size[1] / 2
+        # pixels of the photo in half a pixel of the input
+        half = min(photo_width / width, photo_height / height) * self.crop / 2
+        x = photo_width / 2
+        y = photo_height / 2
         return Box(x - half * width, y - half * height, x + half * width, y + half * height)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
@@ -139,8 +141,9 @@ class WholePhoto:
         full_height, full_width = sides_of(self.side)
         left = (full_width - width) // 2
         top = (full_height - height) // 2
-        across = size[0] / width  # pixels of the photo in one of the input
-        down = size[1] / height
+        photo_width, photo_height = size
+        across = photo_width / width  # pixels of the photo in one of the input
+        down = photo_height / height
         right = (full_width - left) * across
         return Box(-left * across, -top * down, right, (full_height - top) * down)
 
@@ -154,18 +157,20 @@ class WholePhoto:
         full_height, full_width = sides_of(self.side)
         left = (full_width - width) // 2
         top = (full_height - height) // 2
-        ends = (left, full_width - width - left, top, full_height - height - top)
-        return F.pad(x, ends, value=self.fill)
+        right = full_width - width - left
+        bottom = full_height - height - top
+        return F.pad(x, (left, right, top, bottom), value=self.fill)
 
     def _scaled_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """The width and height in pixels of a photo of ``size`` (width, height) after scaling,
         without padding. `box` and `__call__` must agree, so both ask here."""
+        photo_width, photo_height = size
         full_height, full_width = sides_of(self.side)
-        scales = (full_width / size[0], full_height / size[1])
-        scale = min(scales)
-        if not self.pad:
+        scales = (full_width / photo_width, full_height / photo_height)
+        scale = min(scales)  # as large as fits
+        if not self.pad:  # as large as covers, but for very long photos
             scale = min(max(scales), LONGEST * scale)
-        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+        return max(1, round(photo_width * scale)), max(1, round(photo_height * scale))
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def _scaled(
         colors = image.convert("RGB" if len(how.mean) == 3 else "L")
         small = np.array(colors.resize(size, resampling, box=part))
         pixels = torch.from_numpy(np.atleast_3d(small)).permute(2, 0, 1).float() / 255
-        pixels = pixels.expand(len(how.mean), -1, -1)
+        pixels = pixels.expand(len(how.mean), -1, -1)  # each channel has the grey
     else:
         planes = [Image.fromarray(band).resize(size, resampling, box=part) for band in bands]
         pixels = torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
@@ -211,7 +216,13 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
         return preprocess
     plain = as_plain(preprocess, f"{option_name('crop')} {crop!r}")
     if isinstance(crop, (int, float)):
-        return CenterCrop(plain.side, float(crop), plain.mean, plain.std, plain.interpolation)
+        return CenterCrop(
+            plain.side,
+            crop=float(crop),
+            mean=plain.mean,
+            std=plain.std,
+            interpolation=plain.interpolation,
+        )
     if isinstance(plain, WholePhoto):
         return preprocess
     return WholePhoto(
@@ -239,6 +250,7 @@ def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
         return preprocess
     if hasattr(preprocess, "as_plain") and (plain := preprocess.as_plain()) is not None:
         return plain
+    # torchvision's transforms scale the shorter side to the resize_size, then cut the crop_size out
     interpolation: Any = getattr(getattr(preprocess, "interpolation", None), "value", None)
     if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
         side = preprocess.crop_size[0]
@@ -285,22 +297,23 @@ def adjusted(
         check_choice(option_name("interpolation"), interpolation, kinds, error=ModelError)
     channel_values = std if mean is None else mean
     if channels is None and isinstance(channel_values, (list, tuple)):
-        channels = 1 if len(channel_values) == 1 else None
+        channels = 1 if len(channel_values) == 1 else None  # a list of one asks for grey
     # a transform of timm or transformers, which has three channels
     changes_itself = channels in (None, 3) and hasattr(preprocess, "with_values")
-    plain: Any = preprocess
+    base: Any = preprocess
     if not changes_itself:
-        plain = as_plain(preprocess, " and ".join(names))
-        channels = channels or len(plain.mean)
-        if channels != len(plain.mean):
-            plain = replace(
-                plain, mean=(fmean(plain.mean),) * channels, std=(fmean(plain.std),) * channels
+        base = as_plain(preprocess, " and ".join(names))
+        channels = channels or len(base.mean)
+        if channels != len(base.mean):
+            base = replace(
+                base, mean=(fmean(base.mean),) * channels, std=(fmean(base.std),) * channels
             )
     changes: dict[str, Any] = {"side": size, "interpolation": interpolation}
     for name, value in (("mean", mean), ("std", std)):
-        changes[name] = None if value is None else _of_channels(value, name, channels or 3)
+        if value is not None:
+            changes[name] = _of_channels(value, name, channels or 3)
     changes = {name: value for name, value in changes.items() if value is not None}
-    return plain.with_values(changes) if changes_itself else replace(plain, **changes)
+    return base.with_values(changes) if changes_itself else replace(base, **changes)
 
 
 def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:

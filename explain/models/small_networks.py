@@ -172,11 +172,12 @@ class SameConv2d(nn.Conv2d):
         """Pad as TensorFlow does (the odd pixel on the right and below) and convolve: ``(N, C, H,
         W)`` to 1/stride of the size, rounded up."""
         sides = zip(x.shape[-2:], self.stride, self.kernel_size, strict=True)
-        height, width = (
+        # pixels that the windows of all outputs reach beyond the input
+        high, wide = (
             max((-(-side // stride) - 1) * stride + kernel - side, 0)
             for side, stride, kernel in sides
         )
-        padded = F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+        padded = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
         return F.conv2d(padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
 
@@ -275,7 +276,7 @@ BLOCKS: tuple[tuple[int, int, int, int, int | None, type[nn.Module]], ...] = (
 # channels before and after the blocks
 STEM = 16
 CONTEXT = 128
-FINER = (2, 0)  # the blocks whose maps the decoder adds; the stem's come last
+FINER = (2, 0)  # the blocks whose maps the decoder adds; then it adds the stem's
 
 
 class Gate(nn.Sequential):
@@ -328,9 +329,9 @@ class InvertedResidual(nn.Module):
         return out + x if self.shortcut else out
 
 
-def resized(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def resized(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Maps at the resolution of others."""
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
+    return F.interpolate(x, size=other.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class DecoderStep(nn.Module):
@@ -364,23 +365,29 @@ class PersonSegmenter(nn.Module):
         self.stem = nn.Sequential(SameConv2d(3, STEM, 3, 2), Hardswish())
         self.blocks = nn.ModuleList()
         inputs = STEM
+        block_widths = []
         for width, outputs, kernel, stride, gate, activation in BLOCKS:
             block = InvertedResidual(inputs, width, outputs, kernel, stride, gate, activation)
             self.blocks.append(block)
+            block_widths.append(outputs)
             inputs = outputs
         self.context = nn.Sequential(nn.Conv2d(inputs, CONTEXT, 1), nn.ReLU())
         self.context_gate = Gate(inputs, CONTEXT)
-        widths = [*(BLOCKS[i][1] for i in FINER), STEM]
-        self.decoder = nn.ModuleList(map(DecoderStep, [CONTEXT, *widths], widths))
-        self.output = nn.ConvTranspose2d(STEM, 1, 2, 2)
+        finer_widths = [*(block_widths[number] for number in FINER), STEM]
+        self.decoder = nn.ModuleList(map(DecoderStep, [CONTEXT, *finer_widths], finer_widths))
+        self.output = nn.ConvTranspose2d(STEM, 1, kernel_size=2, stride=2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Encode, then decode from coarse to fine over the encoder's maps that `FINER` names, and
         the stem's; see the class for shapes."""
-        maps = [self.stem(x)]
+        stem_map = self.stem(x)
+        x = stem_map
+        block_maps = []
         for block in self.blocks:
-            maps.append(block(maps[-1]))
-        x = self.context(maps[-1]) * self.context_gate(maps[-1])
-        for step, i in zip(self.decoder, (*FINER, -1), strict=True):
-            x = step(x, maps[i + 1])
+            x = block(x)
+            block_maps.append(x)
+        x = self.context(x) * self.context_gate(x)
+        finer_maps = [*(block_maps[number] for number in FINER), stem_map]
+        for step, finer in zip(self.decoder, finer_maps, strict=True):
+            x = step(x, finer)
         return self.output(x)

@@ -60,6 +60,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         raise ModelError(
             f"weights {str(path)!r} must hold a state dict of tensors; save model.state_dict()"
         )
+    # nn.DataParallel puts "module." before each name
     return {str(name).removeprefix("module."): tensor for name, tensor in content.items()}
 
 

@@ -71,7 +71,7 @@ def wrapped(text: str, width: float, measure: Measure, most: int) -> list[str]:
     for word in in_one_line.replace(" %", "\u00a0%").split(" "):  # no break between 38 and %
         longer = f"{line} {word}".strip()
         if line and len(lines) < most - 1 and measure(longer) > width:
-            lines.append(line.removesuffix(" ·"))
+            lines.append(line.removesuffix(" ·"))  # this separates parts within a line only
             longer = word
         line = longer
     return [fit(written, width, measure) for written in [*lines, line] if written]
@@ -229,7 +229,8 @@ def draw_marks(marks: Sequence[Mark], width: int, size: int) -> Image.Image:
         return picture
     if size > SMALLEST_MARK:
         return draw_marks(marks, width, size - 1)
-    return beside(signs, min(gap, width // len(signs) - signs[0].width))
+    room = width // len(signs) - signs[0].width  # what each sign leaves of its part of the width
+    return beside(signs, min(gap, room))
 
 
 STROKES: dict[bool | None, list[tuple[float, ...]]] = {
@@ -306,23 +307,25 @@ def caption(
     """A picture above a strip (at least 260 pixels wide): a bold title, whose ``end`` is never cut,
     up to three lines of detail, the legend at the right, and ``marks`` and ``entries`` below."""
     width = max(NARROWEST, picture.width)
-    large = title_size((width, picture.height))
+    large = title_size((width, picture.height))  # of the title, small of all else
     small = max(11, round(large * 0.78))
     pad = round(large * 0.7)
-    colors = space(0, 0)
+    legend_bar = space(0, 0)
     room = width - 2 * pad
     if legend is not None:
-        colors = bar(legend, max(70, min(width // 4, 13 * small)), small)
-        room -= colors.width + pad
+        legend_bar = bar(legend, max(70, min(width // 4, 13 * small)), small)
+        room -= legend_bar.width + pad
     lines = [line_of(title, room, large, bold=True, end=end)]
     # an empty line, so that pictures beside each other are equally high
-    details = wrapped(detail, room, font(small).getlength, 3) or [""]
+    details = wrapped(detail, room, font(small).getlength, most=3) or [""]
     lines += [text_picture(line, small, FAINT) for line in details]
     if marks:
         lines += [space(0, small // 2), draw_marks(marks, room, small)]
     lines += _listed(entries, room, small)
     texts = stacked(lines, room)
-    strip = space(width, max(texts.height, colors.height) + 2 * pad)
+    strip = space(width, max(texts.height, legend_bar.height) + 2 * pad)
     strip.paste(texts, (pad, pad))
-    strip.paste(colors, (width - pad - colors.width, (strip.height - colors.height) // 2))
+    strip.paste(
+        legend_bar, (width - pad - legend_bar.width, (strip.height - legend_bar.height) // 2)
+    )
     return stacked([picture, strip], width, align=0.5)

@@ -14,7 +14,7 @@ from PIL import Image
 from explain._utils.errors import ExplainError, ImageError, shown
 from explain._utils.html import picture_html
 from explain.render.captions import FAINT
-from explain.render.sheets import ABREAST, Layout, Page, Tile
+from explain.render.sheets import ABREAST, SMALL, Layout, Page, Tile
 from explain.render.styles import HEAT, SIGNED, Array, as_floats, lookup_table, one_sided
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class _Page(Page):
         """Fit the measures to the font size of figures."""
         from matplotlib import rcParams
 
-        size = float(rcParams["font.size"]) / 72
-        super().__init__(width, layout.columns, layout.stretch, size, 0.4 * size)
-        self.top = 0.04
+        size = float(rcParams["font.size"]) / 72  # points to inches
+        super().__init__(width, layout.columns, layout.stretch, size=size, gap=0.4 * size)
+        self.top = 0.04  # a little space, where there is no margin
         self.letters = letters
 
     def text_width(self, text: str, size: float, bold: bool) -> float:
@@ -80,16 +80,16 @@ class _Page(Page):
     def checks(self, tile: Tile, left: float) -> float:
         # in words: not every font has the signs
         words = ", ".join(f"{mark.word} {MARKS[mark.passed]}" for mark in tile.marks)
-        return self.write(words, left, self.cell, 0.8, color=FAINT)
+        return self.write(words, left, self.cell, size=SMALL, color=FAINT)
 
     def figure(self, alternative: str) -> "Figure":
         """The matplotlib figure with all texts and images; ``alternative`` describes it."""
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
-        shown_figure.set_layout_engine("none")
+        shown_figure.set_layout_engine("none")  # all places are known
         for left, top, width, height, picture in self.images:
-            edges = (left / self.width, 1 - (top + height) / self.top)
+            corner = (left / self.width, 1 - (top + height) / self.top)  # the lower left one
             size = (width / self.width, height / self.top)
-            axes = shown_figure.add_axes((*edges, *size))
+            axes = shown_figure.add_axes((*corner, *size))
             axes.imshow(np.asarray(_printed(picture, width)), interpolation="none", aspect="auto")
             axes.set_axis_off()
         for line in self.texts:
@@ -131,7 +131,7 @@ def plot(signal: Any, heatmap: Any, *, names: Sequence[str] = (), width_cm: floa
     count, length = lines.shape
     low = float(maps.min())
     high = float(maps.max())
-    if not -1 <= low <= high <= 1 + 1e-6:
+    if not -1 <= low <= high <= 1 + 1e-6:  # rounding may exceed 1 a little
         raise ImageError(
             f"heatmap must have values from -1 to 1, got {low:.3g} to {high:.3g}; pass "
             "attribution.heatmap[0] or attribution.signed[0]"
@@ -152,7 +152,7 @@ def plot(signal: Any, heatmap: Any, *, names: Sequence[str] = (), width_cm: floa
     for number, line in enumerate(lines):
         axes = shown_figure.add_subplot(count, 1, number + 1)
         row = beneath[number if len(maps) > 1 else 0]
-        height = float(np.ptp(line)) or 1.0
+        height = float(np.ptp(line)) or 1.0  # a flat line needs some height too
         ends = (float(line.min()) - height / 20, float(line.max()) + height / 20)
         axes.imshow(row[None], extent=(-0.5, length - 0.5, *ends), aspect="auto")
         axes.plot(line, color="black", linewidth=0.8)

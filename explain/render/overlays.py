@@ -124,6 +124,7 @@ def outlined(photo: Image.Image, boxes: Mapping[str, Edges], first: int = 0) -> 
         bottom = min(y1, photo.height) - 1
         if left >= right or top >= bottom:
             continue
+        # a rim, half of which the line then covers
         draw.rectangle(
             (left - wide, top - wide, right + wide, bottom + wide), outline=PAPER, width=2 * wide
         )
@@ -159,22 +160,23 @@ def network(photo: Image.Image, interactions: Array, centres: Array, region: Box
     picture = LIFTED.below(photo)
     draw = ImageDraw.Draw(picture)
     table = lookup_table(SIGNED)
-    colors = {sign: tuple(table[128 + 100 * sign].tolist()) for sign in (-1, 1)}
+    # level 128 is zero; strong colours are near both ends
+    against, supporting = (tuple(table[128 + 100 * sign].tolist()) for sign in (-1, 1))
     corner = (region.left, region.top)
-    places = centres[:, ::-1] * (region.width, region.height) + corner
-    # disks of neighbours do not touch
+    places = centres[:, ::-1] * (region.width, region.height) + corner  # x, y in pixels
+    # the radius of the largest disk: disks of neighbours do not touch
     unit = min(region.width, region.height) / (3 * max(1, len(places)) ** 0.5)
     sizes = np.abs(interactions)
-    pairs = np.triu(sizes, 1)
+    pairs = np.triu(sizes, 1)  # each pair once, without single regions
     for first, second in np.argwhere(pairs > WEAK * pairs.max()):
         width = max(1, round(unit / 3 * pairs[first, second] / pairs.max()))
         ends = [tuple(places[first]), tuple(places[second])]
-        draw.line(ends, colors[1 if interactions[first, second] > 0 else -1], width)
+        draw.line(ends, supporting if interactions[first, second] > 0 else against, width)
     largest = sizes.diagonal().max() or 1.0
     for number, (across, down) in enumerate(places):
-        radius = unit * (sizes[number, number] / largest) ** 0.5
+        radius = unit * (sizes[number, number] / largest) ** 0.5  # the area shows the size
         edges = (across - radius, down - radius, across + radius, down + radius)
-        color = colors[1 if interactions[number, number] > 0 else -1]
+        color = supporting if interactions[number, number] > 0 else against
         draw.ellipse(edges, fill=color, outline=PAPER)
     return picture
 
@@ -202,7 +204,8 @@ def _checked_map(heatmap: Any, style: Style) -> Array:
         raise ImageError(f"{must} be the map of one image, got shape {values.shape}; {remedy}")
     low = float(values.min())
     high = float(values.max())
-    if not (least <= low and high <= most + 1e-6):  # NaN is neither
+    # rounding may exceed 1 a little; NaN is neither
+    if not (least <= low and high <= most + 1e-6):
         raise ImageError(
             f"{must} have values from {least:g} to {most:g}, got {low:.3g} to {high:.3g}; {remedy}"
         )
@@ -361,11 +364,14 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
         return frames
     values = np.asarray(frames.detach().cpu() if hasattr(frames, "detach") else frames)
     shape = values.shape
+    # unless the channels are last already
     frames_may_be_first = layout == "NTCHW" or (layout is None and shape[-1] not in CHANNELS)
-    if values.ndim == 3:
+    if values.ndim == 3:  # (T, H, W)
         values = values[..., None]
+    # (C, T, H, W)
     elif shape[0] in CHANNELS and shape[1] == count and layout != "NTCHW":
         values = np.moveaxis(values, 0, -1)
+    # (T, C, H, W)
     elif shape[0] == count and shape[1] in CHANNELS and frames_may_be_first:
         values = np.moveaxis(values, 1, -1)
     if values.ndim != 4 or values.shape[3] not in CHANNELS:
@@ -376,7 +382,8 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
     if values.dtype != np.uint8:
         low = float(values.min())
         high = float(values.max())
-        values = (255 * (values - low) / ((high - low) or 1.0)).round().astype(np.uint8)
+        extent = (high - low) or 1.0  # frames of one value become black
+        values = (255 * (values - low) / extent).round().astype(np.uint8)
     return list(values)
 
 
@@ -391,7 +398,7 @@ def moving(pictures: Sequence[Image.Image], name: str, seconds: float) -> bytes:
         )
     if not 0.02 <= seconds <= 60:
         raise ImageError(f"seconds must be from 0.02 to 60, got {shown(seconds)}; leave it out")
-    pause = round(1000 * seconds)
+    pause = round(1000 * seconds)  # Pillow takes milliseconds
     pauses = [pause] * (len(pictures) - 1) + [HELD * pause]
     frames = list(pictures)
     if ending == ".gif":

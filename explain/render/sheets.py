@@ -64,8 +64,12 @@ Places = Mapping[int, tuple[Group, Tile]]
 def groups_of(places: Places) -> Iterator[tuple[Group, int, int]]:
     """Yield the groups of tiles in a row of a sheet, each with the column of its first tile and the
     number of its tiles in that row: a heading is as wide as these."""
-    # by identity: two groups with equal contents are still two
-    for _, cells in groupby(places.items(), lambda place: id(place[1][0])):
+
+    def identity(place: tuple[int, tuple[Group, Tile]]) -> int:
+        _, (group, _) = place
+        return id(group)  # two groups with equal contents are still two
+
+    for _, cells in groupby(places.items(), identity):
         (first, (group, _)), *rest = cells
         yield group, first, 1 + len(rest)
 
@@ -93,16 +97,18 @@ class Layout:
             all_cells = list(chain.from_iterable(cells))
             starts = range(0, len(all_cells), self.columns)
             return [dict(enumerate(all_cells[start : start + self.columns])) for start in starts]
-        first = 0 if self.groups[0].own_row else 1
-        groups = cells[first:]
-        columns = max(map(len, groups))
-        step = _balanced(columns, max(1, self._abreast - first))
+        photo_columns = 0 if self.groups[0].own_row else 1  # empty below the photo
+        groups = cells[photo_columns:]
+        longest = max(map(len, groups))
+        step = _balanced(longest, max(1, self._abreast - photo_columns))
+        # the first parts of all groups, then their second parts, ...
         parts = [
-            group[start : start + step] for start in range(0, columns, step) for group in groups
+            group[start : start + step] for start in range(0, longest, step) for group in groups
         ]
-        if first:
-            parts[0] = cells[0] + parts[0]
-        return [dict(enumerate(part, first * int(i > 0))) for i, part in enumerate(parts)]
+        rows: list[Places] = [dict(enumerate(part, start=photo_columns)) for part in parts]
+        if photo_columns:
+            rows[0] = dict(enumerate(cells[0] + parts[0]))
+        return rows
 
     @property
     def lined_up(self) -> bool:
@@ -130,7 +136,7 @@ class Layout:
         """For each row, by column, the legends below it: a ramp once a column, under the last tile
         that has it (in a table, under the same name); separate colours under each tile."""
         rows: list[dict[int, Legend]] = []
-        below: dict[int, tuple[str, Legend]] = {}
+        below: dict[int, tuple[str, Legend]] = {}  # those of the row below, by column
         for places in reversed(self.places()):
             shown: dict[int, tuple[str, Legend]] = {}
             legends: dict[int, Legend] = {}
@@ -195,13 +201,14 @@ def table(
     page.top += page.lines({i: [(name, INK, 1.0)] for i, name in enumerate(columns)}, bold=True)
     for tiles in rows:
         group = Group("", tuple(tiles))
-        page.row({i: (group, cell) for i, cell in enumerate(tiles)}, {}, None)
+        page.row({i: (group, cell) for i, cell in enumerate(tiles)}, legends={}, names=None)
     return page.picture()
 
 
 Align: TypeAlias = Literal["left", "center", "right"]
 LINE = 1.35  # height of a line of text, in font sizes
 TITLE = 1.2  # size of the title, in font sizes
+SMALL = 0.8  # size of details and labels, in font sizes
 
 
 class Written(NamedTuple):
@@ -243,6 +250,7 @@ class Page(ABC):
         self.cell = (width - 2 * margin - (columns - 1) * gap) / columns
         self.top = margin
         self.texts: list[Written] = []
+        # left, top, width and height on the page, and the picture
         self.images: list[tuple[float, float, float, float, Image.Image]] = []
         self._lettered = 0  # how many pictures have a letter
 
@@ -258,10 +266,9 @@ class Page(ABC):
         """Put a contact sheet on the page: its title and detail, and its rows."""
         if heading:
             width = self.width - 2 * self.margin
-            for text, size, color in ((layout.title, TITLE, INK), (layout.detail, 0.8, FAINT)):
-                self.top += self.write(
-                    text, self.margin, width, size, color=color, bold=size > 1, align="left"
-                )
+            write = partial(self.write, left=self.margin, width=width, align="left")
+            self.top += write(layout.title, size=TITLE, color=INK, bold=True)
+            self.top += write(layout.detail, size=SMALL, color=FAINT)
             self.top += self.gap
         rows = zip(layout.places(), layout.legends(), layout.names(), strict=True)
         for places, legends, names in rows:
@@ -279,15 +286,15 @@ class Page(ABC):
         if self.letters:
             self._letters(places)
         self.top += self._pictures(places)
-        below = {}
+        texts = {}
         for column, (_, tile) in places.items():
             lines = _named(tile) if names is None else []
-            below[column] = [*lines, (tile.remark, REMARK, 1.0)]
-        self.top += self.lines(below)
-        checked = (self.checks(tile, self._left(c)) for c, (_, tile) in places.items())
-        self.top += max(checked, default=0.0)
+            texts[column] = [*lines, (tile.remark, REMARK, 1.0)]
+        self.top += self.lines(texts)
+        checks = (self.checks(tile, self._left(c)) for c, (_, tile) in places.items())
+        self.top += max(checks, default=0.0)
         self.top += max((self._bar(c, legend) for c, legend in legends.items()), default=0.0)
-        self.top += max(self.gap, 0.8 * self.size)
+        self.top += max(self.gap, 0.8 * self.size)  # space before the next row
 
     def lines(
         self, columns: Mapping[int, Sequence[tuple[str, RGB, float]]], *, bold: bool = False
@@ -300,7 +307,7 @@ class Page(ABC):
             height = 0.0
             for text, color, size in lines:
                 height += self.write(
-                    text, self._left(column), self.cell, size, color=color, bold=bold, top=height
+                    text, self._left(column), self.cell, size, color=color, bold=bold, below=height
                 )
             tallest = max(tallest, height)
         return tallest
@@ -310,7 +317,8 @@ class Page(ABC):
         the group began in a row above; move ``top`` below the headings."""
         tallest = 0.0
         for group, first, count in groups_of(places):
-            color = INK if places[first][1] is group.tiles[0] else FAINT
+            _, first_tile = places[first]
+            color = INK if first_tile is group.tiles[0] else FAINT
             width = count * (self.cell + self.gap) - self.gap
             height = self.write(
                 group.heading,
@@ -347,8 +355,8 @@ class Page(ABC):
         for column, (_, tile) in places.items():
             width, height = sizes[column]
             left = self._left(column) + (self.cell - width) / 2
-            down = self.top + (tallest - height) / 2
-            self.images.append((left, down, width, height, tile.picture))
+            picture_top = self.top + (tallest - height) / 2
+            self.images.append((left, picture_top, width, height, tile.picture))
         return tallest + self.gap / 2
 
     def _bar(self, column: int, legend: Legend) -> float:
@@ -361,32 +369,34 @@ class Page(ABC):
         thick = 0.5 * self.size
         count = len(legend.labels)
         step = bar_width / max(1, count)
-        top = self.gap / 2
-        colors_top = self.top + top
-        top += thick + self.gap / 2
-        write = partial(self.write, size=0.8, color=FAINT, top=top)
+        colors_top = self.top + self.gap / 2
+        labels_below = self.gap / 2 + (thick + self.gap / 2)  # how far below ``top`` they stand
+        write = partial(self.write, size=SMALL, color=FAINT, below=labels_below)
         if legend.ramp:
-            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, 1)))
+            self.images.append((left, colors_top, bar_width, thick, ramp(legend, 256, height=1)))
             inner: list[Align] = ["center"] * (count - 2)
             aligned: list[Align] = ["left", *inner, "right"]
             heights = [
                 write(label, left, bar_width, align=align)
+                # not strict: a single label stands at the left
                 for label, align in zip(legend.labels, aligned, strict=False)
             ]
         else:
             for number, color in enumerate(legend.colors):
                 patch = Image.new("RGB", (1, 1), color)
-                place = left + (number + 0.1) * step
-                self.images.append((place, colors_top, 0.8 * step, thick, patch))
+                # a tenth of the step stays empty on each side
+                patch_left = left + (number + 0.1) * step
+                self.images.append((patch_left, colors_top, 0.8 * step, thick, patch))
             heights = [write(label, left + i * step, step) for i, label in enumerate(legend.labels)]
-        texts = [*legend.labels, legend.meaning]
-        *label_widths, width = [self.text_width(text, 0.8 * self.size, False) for text in texts]
-        # the meaning then stands in the line of the labels, and needs no height of its own
-        room = bar_width - 2 * (max(label_widths, default=0.0) + self.gap)
-        in_a_line = legend.ramp and count == 2 and width < room
-        if not in_a_line:
-            top += max(heights, default=0.0)
-        return top + write(legend.meaning, left, bar_width, top=top)
+        text_width = partial(self.text_width, size=SMALL * self.size, bold=False)
+        widest_label = max(map(text_width, legend.labels), default=0.0)
+        # the meaning stands in the middle, and so as far from both ends as from the wider label
+        room = bar_width - 2 * (widest_label + self.gap)
+        is_between_labels = legend.ramp and count == 2 and text_width(legend.meaning) < room
+        meaning_below = labels_below
+        if not is_between_labels:
+            meaning_below += max(heights, default=0.0)
+        return meaning_below + write(legend.meaning, left, bar_width, below=meaning_below)
 
     def write(
         self,
@@ -398,18 +408,18 @@ class Page(ABC):
         color: RGB = INK,
         bold: bool = False,
         align: Align = "center",
-        top: float = 0.0,
+        below: float = 0.0,
     ) -> float:
-        """Add a text, ``size`` times the font's size, in up to three lines of ``width``, ``top``
-        below what is filled; returns its height. ``self.top`` stays.
+        """Add a text, ``size`` times the font's size, in up to three lines of ``width``, by
+        ``below`` under ``top``, which stays; returns its height.
         """
-        size = size * self.size
+        font_size = size * self.size
         place = left + {"left": 0.0, "center": width / 2, "right": width}[align]
-        lines = wrapped(text, width, partial(self.text_width, size=size, bold=bold), 3)
+        lines = wrapped(text, width, partial(self.text_width, size=font_size, bold=bold), most=3)
         for number, line in enumerate(lines):
-            down = self.top + top + number * LINE * size
-            self.texts.append(Written(place, down, line, size, color, bold, align))
-        return len(lines) * LINE * size
+            line_top = self.top + below + number * LINE * font_size
+            self.texts.append(Written(place, line_top, line, font_size, color, bold, align))
+        return len(lines) * LINE * font_size
 
     def _left(self, column: int) -> float:
         """Return where a column of the page begins."""
@@ -419,7 +429,7 @@ class Page(ABC):
 def _named(tile: Tile) -> list[tuple[str, RGB, float]]:
     """Return the texts (text, colour, size) of a tile's name and detail; a size is a multiple of
     the font's."""
-    return [(tile.name, INK, 1.0), (tile.detail, FAINT, 0.8)]
+    return [(tile.name, INK, 1.0), (tile.detail, FAINT, SMALL)]
 
 
 def _letter(number: int) -> str:
@@ -436,7 +446,8 @@ class _Sheet(Page):
         check_whole_number("tile", tile, SMALLEST, optional=False, error=ExplainError)
         gap = max(8, tile // 20)
         width = gap + columns * (round(tile * stretch[0]) + gap)
-        super().__init__(width, columns, stretch, max(10, tile // 16), gap, gap)
+        size = max(10, tile // 16)
+        super().__init__(width, columns, stretch, size=size, gap=gap, margin=gap)
 
     def text_width(self, text: str, size: float, bold: bool) -> float:
         return font(round(size), bold).getlength(text)

@@ -15,7 +15,7 @@ subclass of `Style` and enter it in `STYLES`.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import cycle, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -140,6 +140,7 @@ def _resampled(
         if error.code != cv2.Error.StsNoMem:
             raise
         raise MemoryError(error.err) from None
+    # the region may reach beyond the photo
     on_photo_part = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
     y = max(0, top)
     x = max(0, left)
@@ -162,6 +163,7 @@ def mark_unseen(picture: Image.Image, photo: Image.Image, seen: Sequence[Box]) -
         draw.rectangle((left, top, right - 1, bottom - 1), fill=255)
     if seen_mask.getextrema() == (255, 255):
         return picture
+    # by the smallest part, which a thick line would fill
     extent = min(min(right - left, bottom - top) for left, top, right, bottom in parts)
     line = max(1, round(min(extent, max(photo.size) / 4) / 125))
     ground = Image.blend(Image.new("RGB", photo.size, PALE), grey(photo), CONTRAST)
@@ -179,6 +181,7 @@ def _stripes(size: tuple[int, int]) -> Image.Image:
     # distance from the middle of a line, in pixels along a row
     distance = np.abs(np.arange(sum(size) - 1) % period - period / 2)
     row = (120 * np.clip(period / 10 + 0.5 - distance, 0, 1)).astype(np.uint8)
+    # each row is the one above it, moved by one pixel
     return Image.fromarray(np.ascontiguousarray(sliding_window_view(row, size[0])))
 
 
@@ -212,10 +215,12 @@ def thresholds(values: Array, shares: Sequence[float]) -> list[float]:
     """For each share, the largest threshold whose values add up to it, of values that are not
     negative; infinite for a map of zeros, so that no area is drawn."""
     falling = np.sort(values, axis=None)[::-1].astype(np.float64)
-    total = np.cumsum(falling)
-    if not total[-1] > 0:
+    sums = np.cumsum(falling)
+    total = sums[-1]
+    if not total > 0:
         return [np.inf] * len(shares)
-    reached = np.searchsorted(total, np.asarray(shares) * total[-1] * (1 - 1e-12))
+    # a little less, since a sum that rounding makes too small must not take in one value more
+    reached = np.searchsorted(sums, np.asarray(shares) * total * (1 - 1e-12))
     return [float(falling[place]) for place in np.minimum(reached, len(falling) - 1)]
 
 
@@ -331,9 +336,9 @@ class Style(CheckedFields):
     ends: ClassVar[tuple[str, str]] = ("0", "max")
     shows: ClassVar[str] = "evidence"
     error: ClassVar[type[ExplainError]] = ExplainError
-    minimums: ClassVar[Mapping[str, float]] = {
-        **dict.fromkeys(("alpha", "contrast", "dark", "share", "spread"), 0)
-    }
+    minimums: ClassVar[Mapping[str, float]] = dict.fromkeys(
+        ("alpha", "contrast", "dark", "share", "spread"), 0
+    )
     maximums: ClassVar[Mapping[str, float]] = {
         **dict.fromkeys(("alpha", "contrast", "share"), 1),
         "dark": 0.99,
@@ -346,7 +351,7 @@ class Style(CheckedFields):
         super().__post_init__()
         if "colormap" in vars(self):
             lookup_table(vars(self)["colormap"])
-        shares = vars(self).get("shares", (1.0,))
+        shares = vars(self).get("shares", (1.0,))  # right, where a style has none
         if not shares or not all(a < b for a, b in pairwise((0, *shares))) or shares[-1] > 1:
             raise ExplainError(
                 f"shares of {self.name} must rise within 0 to 1, got {shown(shares)}; use (0.5, "
@@ -422,7 +427,9 @@ class Colored(Style):
         """Return the magnitude of a map that gets the last colour; 0 for a map of zeros."""
         magnitudes = np.abs(self.prepared(values))
         peak = float(magnitudes.max())
-        return _bright(magnitudes) if self.clipped and peak else peak
+        if not peak:  # of which `_bright` would say 1
+            return peak
+        return _bright(magnitudes) if self.clipped else peak
 
     def levels(self, values: Array) -> Array:
         """Return the place of each value of a map on the colour scale, in [0, 1]; for signed values
@@ -752,7 +759,14 @@ class CertifiedPlaces(Style):
 STYLES: dict[str, type[Any]] = {
     style.name: style
     for style in (
-        *(Heat, Contour, Mask, Spotlight, Intensity, Signed, Color, RegionSets),
+        Heat,
+        Contour,
+        Mask,
+        Spotlight,
+        Intensity,
+        Signed,
+        Color,
+        RegionSets,
         CertifiedPlaces,
     )
 }
@@ -836,6 +850,7 @@ def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
     side = max(photo.size)
     line_width = max(1, round(side / 220))
     rim_width = line_width + 2 * max(1, line_width // 2)
+    draw = partial(cv2.polylines, isClosed=False, lineType=cv2.LINE_AA, shift=4)
     points_of: list[list[Array]] = []
     for outline in outlines:
         within = outline.area.astype(np.uint8)
@@ -846,9 +861,9 @@ def _outlined(photo: Image.Image, outlines: Sequence[Outline]) -> Image.Image:
             lines = [dash for points in lines for dash in _dashes(points, 5 * line_width)]
         # OpenCV takes whole numbers: sixteenths of a pixel, which shift=4 says
         points_of.append([np.rint(16 * points).astype(np.int32) for points in lines])
-        cv2.polylines(outlined, points_of[-1], False, outline.rim, rim_width, cv2.LINE_AA, shift=4)
+        draw(outlined, points_of[-1], color=outline.rim, thickness=rim_width)
     for outline, lines in zip(reversed(outlines), reversed(points_of), strict=True):
-        cv2.polylines(outlined, lines, False, outline.color, line_width, cv2.LINE_AA, shift=4)
+        draw(outlined, lines, color=outline.color, thickness=line_width)
     return Image.fromarray(outlined)
 
 
@@ -857,8 +872,9 @@ def _dashes(points: Array, length: float) -> list[Array]:
     second piece, from the first on."""
     across, down = np.diff(points, axis=0).T
     steps = np.hypot(across, down)
-    number = (np.concatenate([[0], np.cumsum(steps)]) // length).astype(int)
-    pieces = np.split(points, np.flatnonzero(np.diff(number)) + 1)
+    distances = np.concatenate([[0], np.cumsum(steps)])  # of each point from the first
+    piece_numbers = (distances // length).astype(int)
+    pieces = np.split(points, np.flatnonzero(np.diff(piece_numbers)) + 1)
     return pieces[::2]
 
 

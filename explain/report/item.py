@@ -46,6 +46,7 @@ def costs(subject: Subject) -> dict[str, float]:
     inputs = subject.inputs
     for name, attribution in subject.results[0].items():
         with suppress(ExplainError), muted():  # a method of the caller's own
+            # for any target, the cost is the same
             cost = plan(subject.explainer.model, inputs, attribution.applied(), target=0).cost()
             if math.isfinite(cost):
                 passes[name] = passes_run(cost, attribution)
@@ -86,6 +87,7 @@ def curves(
     from explain.metrics import Deletion, Insertion  # slow to load
     from explain.metrics.photos import table_of
 
+    # a model of one number, and a target that is no class, have a score alone
     is_probability = subject.probabilities is not None and len(subject.probabilities) > 1
     is_probability = is_probability and isinstance(subject.target_at(index), int)
     score: Literal["probability", "logit"] = "probability" if is_probability else "logit"
@@ -161,7 +163,9 @@ def map_and_kind(attribution: Attribution, longest: int | None = None) -> tuple[
     contributions (channels summed) or "intensity", averaged to ``longest`` cells a side.
     """
     values, kind = as_drawn(
-        attribution.contributions[0].float(), attribution.style, attribution.layer is not None
+        attribution.contributions[0].float(),
+        attribution.style,
+        of_layer=attribution.layer is not None,
     )
     if kind == "heat":
         return _evenly(values, attribution), kind
@@ -188,9 +192,12 @@ def as_drawn(
     """One image's values ``(h, w)`` or ``(C, H, W)`` as a map ``(h, w)`` and its kind: channels
     summed in signed maps, else the largest magnitude. Signed maps of a layer are "heat".
     """
-    if style == "signed" and not (of_layer and values.ndim == 2):
-        return values if values.ndim == 2 else values.sum(0), "signed"
-    return (values, "heat") if values.ndim == 2 else (values.abs().amax(0), "intensity")
+    has_channels = values.ndim != 2
+    if style == "signed" and (has_channels or not of_layer):
+        return values.sum(0) if has_channels else values, "signed"
+    if has_channels:
+        return values.abs().amax(0), "intensity"
+    return values, "heat"
 
 
 def _averaged(values: Array, longest: int | None) -> Array:
@@ -209,9 +216,9 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
     """What the page outlines of target number ``index``, ``{"box": shares}`` or ``{"mask":
     plane}``; None for a class. With ``live``, the model may run for a region.
     """
-    box = subject.boxes[index] if index < len(subject.boxes) else None
-    if box is not None and box.box is not None:
-        return {"box": subject.box.to_input(box.box, ONE)}
+    detection = subject.boxes[index] if index < len(subject.boxes) else None
+    if detection is not None and detection.box is not None:
+        return {"box": subject.box.to_input(detection.box, ONE)}
     if subject.asked[index] is None or subject.crops:
         return None
     with suppress(ExplainError):
@@ -224,9 +231,10 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
                 torch.no_grad(),
                 reading(model, inputs, subject.explainer.activation),
             ):
-                target = target.resolved(inputs.call(model), 1)
+                target = target.resolved(inputs.call(model), count=1)
         if isinstance(target, Segmentation) and target.mask is not None:
-            return {"mask": plane(array(target.mask.reshape(-1, *target.mask.shape[-2:])[0]))}
+            first_mask = target.mask.reshape(-1, *target.mask.shape[-2:])[0]
+            return {"mask": plane(array(first_mask))}
     return None
 
 
@@ -272,12 +280,12 @@ def item(
     records = [[subject.record(name, index) for name in subject.methods] for index in targets]
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
-        values = figures[index] if index < len(figures) else {}
+        metric_values = figures[index] if index < len(figures) else {}
         curves_by_method = curves(subject, index, result, steps if live else 0, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
             map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
             map_values["curve"] = curves_by_method.get(name)
-            map_values["figures"] = dict(values.get(name, {}))
+            map_values["figures"] = dict(metric_values.get(name, {}))
             map_values["check"] = record.get("check")
             maps[index].append(map_values)
     return {
@@ -292,6 +300,7 @@ def item(
         "grey": _grey(subject),
         "scan": not has_colors(subject.photo),
         "predictions": [
+            # without a probability, its amount as text
             [
                 printable(prediction.label),
                 prediction.probability,
@@ -438,6 +447,7 @@ def _zero(subject: Subject) -> list[int]:
     deleted pixels are shown; ImageNet's mean where it does not tell.
     """
     try:
+        # what black becomes, and how far above it white lies
         black, span = scale_of(subject.explainer.preprocess)
     except (AttributeError, ExplainError, RuntimeError, TypeError, ValueError):
         return list(GREY)
@@ -463,7 +473,7 @@ def _target(subject: Subject, index: int, live: bool) -> dict[str, Any]:
         "amount": printable(subject.amount(index)) if probability is None else "",
         "place": marked_region(subject, index, live=live),
     }
-    box = subject.boxes[index] if index < len(subject.boxes) else None
-    if box is not None:
-        values |= {"class": box.label, "probability": box.probability, "amount": ""}
+    detection = subject.boxes[index] if index < len(subject.boxes) else None
+    if detection is not None:
+        values |= {"class": detection.label, "probability": detection.probability, "amount": ""}
     return values

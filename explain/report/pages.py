@@ -111,9 +111,8 @@ def _shown(value: Any) -> Any:
 def _figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     """For each column of a table in a document, whether all cells below the heading are numbers or
     "–": the template aligns these at the right."""
-    return [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)] or [
-        False
-    ] * len(rows[0])
+    are_numbers = [all(map(FIGURE.fullmatch, column)) for column in zip(*rows[1:], strict=True)]
+    return are_numbers or [False] * len(rows[0])  # headings alone have no columns below
 
 
 STYLES = ("look.css",)
@@ -231,13 +230,14 @@ def all_maps(subject: Subject) -> Image.Image:
         for number, target in enumerate(subject.targets)
     ]
     groups = pictures.groups(scene, subject.results, titles, Look(), abreast=ABREAST)
-    return contact_sheet(Layout(" · ".join(titles), "", groups, ABREAST), TILE)
+    title = " · ".join(titles)
+    return contact_sheet(Layout(title, detail="", groups=groups, abreast=ABREAST), TILE)
 
 
 def first_map(subject: Subject) -> Image.Image:
     """The first map of a photo as a small picture, for a page of many photos."""
     attribution = next(iter(subject.results[0].values()))
-    times = max(1, SMALL // max(subject.photo.size))
+    times = max(1, SMALL // max(subject.photo.size))  # for photos that are smaller still
     scene = scene_of(subject).enlarged(times).fitted(SMALL)
     return scene.overlay(attribution, Look().of(attribution.style))
 
@@ -355,10 +355,11 @@ def widget(subject: Subject, picture: Image.Image, alternative: str) -> str:
     """HTML for a notebook, 300 kB at most: the page in a frame that cannot touch the notebook, over
     a ``picture`` for where frames do not show or the page is too large.
     """
-    max_bytes = round(4 / 3 * LARGEST)
+    max_bytes = round(4 / 3 * LARGEST)  # in base64, pictures grow by a third
     for cells in CELLS:
         values = item(subject, replace(WIDGET, cells=cells))
         text = page({"photos": [summary(subject)]}, [values], title=alternative, widget=True)
+        # as the attribute of the frame will hold it
         bytes_left = max_bytes - len(_ascii(html.escape(text)))
         if bytes_left > LEAST:
             style = f"max-width: 100%; max-height: {HEIGHT}px"
@@ -530,6 +531,7 @@ def entry(
     if truth is not None:
         labels = list(subject.categories or ())
         class_index = find_label(truth, labels) if isinstance(truth, str) and labels else truth
+        # a text stays one where there are no labels to find it in
         label = class_index if isinstance(class_index, str) else class_label(labels, class_index)
         line |= {"truth": printable(label), "right": printable(label) == line["label"]}
     return line, item(

@@ -96,8 +96,18 @@ class Subject(ABC):
 
 FLAGS = {"categories": "labels"}
 ARGUMENTS = (
-    *("model", "weights", "categories", "size", "crop", "channels", "mean", "std", "interpolation"),
-    *("window", "activation", "unit"),
+    "model",
+    "weights",
+    "categories",
+    "size",
+    "crop",
+    "channels",
+    "mean",
+    "std",
+    "interpolation",
+    "window",
+    "activation",
+    "unit",
 )
 """The arguments of an `Explainer` that are options of the command line too; `FLAGS` has those of
 another name there."""
@@ -125,8 +135,9 @@ def reproduction(subject: Subject) -> Reproduction:
         for name, value in origin.arguments.items()
         if name in ARGUMENTS and value is not None
     }
-    if arguments.get("crop") == "center":
+    if arguments.get("crop") == "center":  # the default
         del arguments["crop"]
+    # the parts that code cannot make, with a name or a word that stands for each
     callers_parts = {part: origin.name if part == "model" else "own" for part in origin.from_caller}
     labels = arguments.get("categories")
     if isinstance(labels, list) and len(labels) > LONG:
@@ -159,7 +170,7 @@ def reproduction(subject: Subject) -> Reproduction:
     if not subject.source:
         reasons.append("the photo had no file")
     if reasons:
-        return Reproduction(python, None, "; ".join(dict.fromkeys(reasons)))
+        return Reproduction(python, command=None, why="; ".join(dict.fromkeys(reasons)))
     return Reproduction(python, _template("command.txt").render(values))
 
 
@@ -187,6 +198,7 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     """
     maps_of_layers = [attribution for attribution in attributions if attribution.layer is not None]
     maps_of_pixels = [attribution for attribution in attributions if attribution.layer is None]
+    # the layer of the call would be taken by these too, whose maps are of pixels
     would_move = any(
         method_or_unknown(attribution.method).layer_optional for attribution in maps_of_pixels
     )
@@ -241,11 +253,13 @@ def spelled_out(value: Any, *, as_python: bool) -> str:
     kind = type(value)
     if isinstance(value, tuple | list):
         items = "".join(f"{spelled_out(part, as_python=as_python)}, " for part in value)
+        # a tuple keeps its last comma, which a single item needs
         return f"({items.rstrip(' ')})" if kind is tuple else f"[{items.rstrip(', ')}]"
     if is_dataclass(kind):
         options = []
         for field in fields(value):
             option = getattr(value, field.name)
+            # by their texts: ``==`` of tensors gives no single answer
             if field.init and repr(option) != repr(field.default):
                 options.append(f"{field.name}={spelled_out(option, as_python=as_python)}")
         return _call(value, as_python, ", ".join(options))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SIDE = 480  # pixels of the longer side of the photo in a film
 TILES = 8  # snapshots that a figure shows at most
 WIDE = 10.0  # inches of a figure
+CURVES = 3.0  # inches of the height of its curves
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,14 +111,15 @@ class Film:
             Tile(self._overlays[i], f"step {self.steps[i]:,}", _outcome(self.rows[i]))
             for i in shown
         ]
-        picture = contact_sheet(Layout("", "", (Group("", tuple(tiles)),)), 300)
+        groups = (Group("", tuple(tiles)),)
+        picture = contact_sheet(Layout(title="", detail="", groups=groups), tile=300)
         height = WIDE * picture.height / picture.width
-        steps = f"from step {self.steps[0]} to step {self.steps[-1]}"
+        span = f"from step {self.steps[0]} to step {self.steps[-1]}"
         figure = empty(
-            (WIDE, height + 3.0),
-            f"how {self.method} moved on {self.name} over {len(self)} snapshots, {steps}",
+            (WIDE, height + CURVES),
+            f"how {self.method} moved on {self.name} over {len(self)} snapshots, {span}",
         )
-        above, below = figure.subplots(2, 1, height_ratios=[height, 3.0])
+        above, below = figure.subplots(2, 1, height_ratios=[height, CURVES])
         above.imshow(np.asarray(picture))
         above.set_axis_off()
         probabilities = [row.probability for row in self.rows]
@@ -191,9 +193,10 @@ def film(
     explain.RunError: run 'none.sqlite' must be a file, but there is none; check the path
     """
     run = run if isinstance(run, Run) else open_run(run)
-    if not next(
+    (count,) = next(
         run.query("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'steps'")
-    )[0]:
+    )
+    if not count:  # only the file of a training has this table
         raise RunError(
             f"run {sources.path_text(run.path)!r} must be of a training, got another; watch a "
             "training first"
@@ -217,12 +220,13 @@ def _full_name(run: Run, photo: str) -> str:
     """The name that a watched photo has in the file of a training, from what the caller calls it:
     its name, or the end of its name or path, such as "cat.jpg".
     """
-    photos = (
+    query = (
         "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
     )
-    paths: dict[str, str | None] = dict(run.query(photos))
+    paths: dict[str, str | None] = dict(run.query(query))  # by name; None: no file
     if photo in paths:
         return photo
+    # whole parts of a path, as "/cat.jpg", must fit, so that "bobcat.jpg" does not
     path_end = f"/{Path(photo).as_posix()}".replace("//", "/")
     matches = [
         name
@@ -243,8 +247,9 @@ def _rows_by_step(
     """One watched photo's stored map at each step with a snapshot, in rising order; ``name`` is its
     full name. ``method`` and ``target`` None: the only one, or each step's top class.
     """
-    names = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
-    steps: dict[str, int] = dict(run.query(names, (name,)))
+    # each step has the photo under another name (`stored_name`)
+    query = "SELECT p.name, s.step FROM steps s JOIN photos p ON p.id = s.photo WHERE s.name = ?"
+    steps: dict[str, int] = dict(run.query(query, (name,)))
     rows = list(run.rows_where(" WHERE p.id IN (SELECT photo FROM steps WHERE name = ?)", (name,)))
     methods = list(dict.fromkeys(row.method for row in rows))
     if method is None and len(methods) > 1:
@@ -252,6 +257,7 @@ def _rows_by_step(
     if method is not None and method not in methods:
         raise RunError(f"method {method!r} is not in this run; {did_you_mean(method, methods)}")
     rows = [row for row in rows if method in (None, row.method)]
+    # a label, or the number of a class, which may be typed
     chosen = [
         row for row in rows if target in (None, row.target, row.target_class, str(row.target_class))
     ]
@@ -261,7 +267,7 @@ def _rows_by_step(
             f"{did_you_mean(str(target), [r.target for r in rows])}"
         )
     by_step = {steps[row.name]: row for row in sorted(chosen, key=lambda row: steps[row.name])}
-    if len(by_step) < len(chosen):
+    if len(by_step) < len(chosen):  # several maps of a step, which differ by their targets
         targets = ", ".join(dict.fromkeys(row.target for row in chosen))
         raise RunError(f"target must be one of {targets}, got none; choose one of them")
     return by_step

@@ -132,6 +132,7 @@ class GradientClipper(OnParameters):
             raise HookError("GradientClipper must be given exactly one of value= and norm=")
         self._by_norm = value is None
         limit = norm if value is None else value
+        # NaN is not above 0 either
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
             raise HookError(
                 f"{'norm' if self._by_norm else 'value'} must be positive, got {limit!r}; give "
@@ -139,7 +140,7 @@ class GradientClipper(OnParameters):
             )
         self._limit = float(limit)
         self._scaler = check_scaler(scaler)
-        self._strict = error_if_nonfinite
+        self._error_if_nonfinite = error_if_nonfinite
         self.clipped: dict[str, int] = {}
         self.nonfinite: dict[str, int] = {}
         super().__init__(model, self._clip)
@@ -150,20 +151,23 @@ class GradientClipper(OnParameters):
         """
         if not gradient.numel():
             return None
-        kind = 2.0 if self._by_norm else math.inf
-        size = torch.linalg.vector_norm(gradient.detach(), kind, dtype=torch.float64).item()
+        order = 2.0 if self._by_norm else math.inf
+        # in float64, in which the squares of large elements do not overflow
+        size = torch.linalg.vector_norm(gradient.detach(), order, dtype=torch.float64).item()
         limit = self._limit * factor(self._scaler)
         if not math.isfinite(size):
             self._note_nonfinite(name, gradient)
+            # a scaler skips a step with infinities: clamped, they would hide from it
             if not self._by_norm and self._scaler is not None:
                 return None
         elif size <= limit:
             return None
         else:
             self.clipped[name] = self.clipped.get(name, 0) + 1
-        if self._by_norm:
+        if self._by_norm:  # by an infinite norm, all becomes zero, but infinities NaN, as in torch
             scaled: torch.Tensor = gradient * (limit / size)
             return scaled
+        # with the scale, the limit may be more than the gradient's type holds
         largest = min(limit, torch.finfo(gradient.dtype).max)
         return gradient.clamp(-largest, largest)
 
@@ -171,7 +175,7 @@ class GradientClipper(OnParameters):
         """Count a parameter's gradient with infinite or NaN elements; with ``error_if_nonfinite``,
         raise a `HookError` during backward."""
         self.nonfinite[name] = self.nonfinite.get(name, 0) + 1
-        if self._strict:
+        if self._error_if_nonfinite:
             count = int((~gradient.isfinite()).sum())
             raise HookError(
                 f"the gradient of {name!r} must be finite, got {count} of {gradient.numel()} "
@@ -211,11 +215,15 @@ class DeadUnits(OnParameters):
         modules = [
             (name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS)
         ]
-        # the first of shared ones
+        # by weight: of layers that share one, the first, which is entered last
         layers = {id(module.weight): (name, module) for name, module in reversed(modules)}
+        # by name of a weight, its layer's name and the layer
         self._owners = {
-            name: layers[id(p)] for name, p in model.named_parameters() if id(p) in layers
+            name: layers[id(parameter)]
+            for name, parameter in model.named_parameters()
+            if id(parameter) in layers
         }
+        # by layer, which of its units got a gradient so far
         self._alive: dict[str, torch.Tensor] = {}
         super().__init__(model, self._note)
 
@@ -291,7 +299,7 @@ class GradientFlow(OnParameters):
 
     def __init__(self, model: nn.Module, *, scaler: Scaler | None = None) -> None:
         self.steps: list[dict[str, Flow]] = []
-        self._now: dict[str, Flow] = {}
+        self._now: dict[str, Flow] = {}  # of the backward pass that runs
         self._scaler = check_scaler(scaler)
         super().__init__(model, self._note)
 
@@ -361,7 +369,7 @@ class GradientFlow(OnParameters):
         figure = empty((9, 4), f"gradients of every layer over the steps: {self!r}")
         over_steps, over_layers = figure.subplots(1, 2)
         for number, name in enumerate(names):
-            tone = number / max(1, len(names) - 1)
+            tone = number / max(1, len(names) - 1)  # from red, the first layer, to blue
             values = [step[name].rms if name in step else float("nan") for step in self.steps]
             label = name if number in labelled else None
             over_steps.plot(
@@ -395,9 +403,10 @@ class GradientFlow(OnParameters):
         sizes = gradient.detach().abs().double() / factor(self._scaler)
         if sizes.numel():
             zero = 1 - sizes.count_nonzero().item() / sizes.numel()
-            self._now[name] = Flow(sizes.square().mean().sqrt().item(), sizes.amax().item(), zero)
+            rms = sizes.square().mean().sqrt().item()
+            self._now[name] = Flow(rms, largest=sizes.amax().item(), zero=zero)
         else:
-            self._now[name] = Flow(0.0, 0.0, 1.0)
+            self._now[name] = Flow(rms=0.0, largest=0.0, zero=1.0)
 
     def _end_step(self) -> None:
         """Append the gradients of the backward pass that has just ended to ``steps``."""
@@ -429,7 +438,7 @@ def _verdict(size: float, reference: float, vanishing: float, exploding: float) 
     """
     if size == 0:
         return "dead"
-    if not size < float("inf"):
+    if not size < float("inf"):  # NaN is neither
         return "not finite"
     if size < vanishing * reference:
         return "vanishing"

@@ -43,7 +43,7 @@ def callback(photos: Any, *, explainer: Callable[[Any], Any] | None = None, **op
         raise RunError(
             f"option {name!r} is unknown; {did_you_mean(name, sorted(options_of_monitor))}"
         )
-    return _class(MonitorCallback, _base())(photos, explainer, options)
+    return _callback_class(MonitorCallback, _base())(photos, explainer, options)
 
 
 def prior_callback(
@@ -70,7 +70,7 @@ def prior_callback(
         RunError: Lightning is not installed, or, when training starts, the module optimises by
             hand.
     """
-    return _class(PriorCallback, _base())(prior, network, inputs)
+    return _callback_class(PriorCallback, _base())(prior, network, inputs)
 
 
 class MonitorCallback:
@@ -110,7 +110,8 @@ class MonitorCallback:
         if self.monitor is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        self.monitor.step(int(trainer.global_step), **({} if loss is None else {"loss": loss}))
+        figures = {} if loss is None else {"loss": loss}
+        self.monitor.step(int(trainer.global_step), **figures)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close(completed=True)
@@ -181,7 +182,7 @@ class PriorCallback:
 
 
 @functools.cache
-def _class(kind: type, base: type) -> Any:
+def _callback_class(kind: type, base: type) -> Any:
     """A subclass of ``kind`` and of Lightning's ``Callback`` (``base``), made once.
     It is made at run time since Lightning is not imported before a callback is wanted.
     """

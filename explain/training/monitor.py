@@ -115,7 +115,7 @@ class Monitor:
                 "output or board must be given, got neither; name a file such as training.sqlite"
             )
         self.every = every
-        self.window = min(window, every)
+        self.window = min(window, every)  # there are no more steps between two snapshots
         self.output = None if output is None else Path(output)
         explainer = explainer if isinstance(explainer, Explainer) else Explainer(_plain(explainer))
         self._network = _plain(explainer.model)
@@ -123,12 +123,12 @@ class Monitor:
         self._photos = WatchedPhotos(source_of(photos), explainer, methods, target, **options)
         self._scaler = scaler
         self._board_or_folder = board
-        self._board: TensorBoardLog | None = None
-        self._files = ExitStack()
-        self._hooks = ExitStack()
+        self._board: TensorBoardLog | None = None  # made by `begin`
+        self._files = ExitStack()  # the lock of the file, and the writer for the board
+        self._hooks = ExitStack()  # those on gradients, there for the steps before a snapshot
         self._watched: tuple[GradientFlow, DeadUnits] | None = None
         self.done = start
-        self._last_snapshot = -1
+        self._last_snapshot = -1  # none
         self._next_snapshot = start
         self._begun = False
 

@@ -93,7 +93,7 @@ class AttributionPrior:
         if (
             isinstance(self.weight, bool)
             or not isinstance(self.weight, (int, float))
-            or not 0 <= self.weight < 1e300
+            or not 0 <= self.weight < 1e300  # NaN and infinity are neither
         ):
             raise MethodError(
                 f"weight of a prior must be a number from 0, got {shown(self.weight)}; take 1"
@@ -158,5 +158,7 @@ def _at_size(mask: torch.Tensor | None, x: torch.Tensor, values: torch.Tensor) -
             f"mask must have the shape {(len(x), *size)}, got {got}; give one, or "
             "penalty='sparsity'"
         )
-    resized = F.interpolate(mask[:, None].to(values), size=values.shape[2 - x.ndim :], mode="area")
-    return resized if values.ndim == x.ndim else resized[:, 0]
+    map_size = values.shape[2 - x.ndim :]  # without N and, where there are some, channels
+    resized = F.interpolate(mask[:, None].to(values), size=map_size, mode="area")
+    has_channels = values.ndim == x.ndim
+    return resized if has_channels else resized[:, 0]

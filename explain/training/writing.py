@@ -83,6 +83,7 @@ class TrainingStore(Store):
         """Write a snapshot in one transaction, in place of an earlier one of the step; photos as in
         any run, under `stored_name`, with their step and photo in the table ``steps``.
         """
+        # where in a stored name the photo's own begins; SQL counts from 1
         name_start = len(stored_name(snapshot.step, "")) + 1
         insert_step = (
             "INSERT OR REPLACE INTO steps SELECT id, ?, substr(name, ?) FROM photos WHERE name = ?"
@@ -149,16 +150,15 @@ class TensorBoardLog:
             self._writer.add_scalar(f"probability/{tag}", result["probability"], step)
         if scene is None:
             return
-        values = unpacked(result)[None]
-        size = tuple(photo.x.shape[-2:])
+        _, placement = shape_and_placement(result)
         attribution = Attribution(
-            result["method"],
-            values,
-            result["target"],
-            torch.tensor([result["score"]]),
-            result["layer"],
-            size,
-            placement=shape_and_placement(result)[1],
+            method=result["method"],
+            values=unpacked(result)[None],
+            target=result["target"],
+            score=torch.tensor([result["score"]]),
+            layer=result["layer"],
+            size=tuple(photo.x.shape[-2:]),
+            placement=placement,
         )
         picture = scene.overlay(attribution, get_style(style))
         self._writer.add_image(f"maps/{tag}", np.asarray(picture), step, dataformats="HWC")
