@@ -80,7 +80,8 @@ def outputs_for(
             f"they are; {remedy} to say what they are"
         )
     if activation is None and outputs.kind == "numbers":
-        note(f"model {model.name!r} gives one number; {remedy}sigmoid if it is the score of a yes")
+        remedy = python_or_command('pass activation="sigmoid"', "give --activation sigmoid")
+        note(f"model {model.name!r} gives one number; {remedy} if it is the score of a yes")
     return replace(outputs, temperature=model.temperature)
 
 

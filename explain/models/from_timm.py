@@ -104,7 +104,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
             model: nn.Module = timm.create_model(plain, pretrained=True, **options)
         except (OSError, RuntimeError) as error:
             raise not_downloaded(name, "", error) from None
-        origin = str(published.tag and f"{plain}.{published.tag}")
+        origin = f"{plain}.{published.tag}" if published.tag else ""
     else:
         state = read_weights(weights)
         head_name = published.classifier
