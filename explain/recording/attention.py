@@ -40,7 +40,7 @@ class Factor:
         ]
         tensor = tensor.expand(sizes)
         tokens = self.tokens
-        if tokens is None:
+        if tokens is None:  # a last dimension, for one token
             tokens = tensor.ndim
             tensor = tensor.unsqueeze(tokens)
         moved = tensor.movedim((tokens, self.channels), (-2, -1))

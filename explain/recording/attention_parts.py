@@ -113,7 +113,7 @@ def _moved_through(chain: Iterable[Step], value: Value) -> Tensor:
     indices = _indices(value)
     for step in chain:
         (result,) = [result for result in step.results if result is not None]
-        if is_move(step):
+        if is_move(step):  # others scale them, and leave them where they are
             indices = moved(step, {value: indices}.get)[result].expand(result.shape)
         value = result
     return indices

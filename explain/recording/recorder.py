@@ -312,6 +312,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _constant(self, tensor: Tensor) -> Value:
         """The value of a tensor that comes from elsewhere."""
+        # autograd knows that it is computed from an input, and the record does not
         if computed_from(tensor, self._sources):
             function = function_behind(tensor)
             unseen = "a tensor of another thread"

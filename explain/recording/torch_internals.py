@@ -440,7 +440,7 @@ def _codes_of(
         while hasattr(forward, "__wrapped__"):
             forward = forward.__wrapped__
         codes[id(getattr(forward, "__code__", None))] = function
-    # its result, a view, is made once its `forward` has ended
+    # the result of this one is a view, which is made after its `forward` has ended, but inside this
     codes[id(BackwardHook._apply_on_tensors.__code__)] = BackwardHookFunction
     return codes
 
