@@ -454,6 +454,7 @@ def _of_images(
         if constant.module is None
         else name_of_call(constant.module, constant.call, forward.model)
     )
+    # added outside of all modules to a map with its channels last, which no layer's grid tells
     if (
         layer is None
         and constant.channels_last

@@ -186,8 +186,8 @@ class BoxMaps(Tensor):
     """Feature maps that are known as a box. Operators that take places alone give such maps again;
     any other is given whole maps, which stay whole where it overwrites or aliases them."""
 
-    box: ChangedBox | None
-    _whole: Tensor | None
+    box: ChangedBox | None  # None once the whole maps may have been written to
+    _whole: Tensor | None  # what `whole` has made
     _images: ImagePass
 
     @staticmethod

@@ -71,6 +71,7 @@ class LayerPrefix:
         Hooks run their own operators in each pass."""
         facts = facts_of(operator)
         is_of_hook = bool(handles.acting.depth)
+        # a view costs nothing: it is made again, of what was answered
         if is_of_hook or facts.is_view or not self.is_exact:
             return operator(*args, **kwargs)
         is_answered = self.is_known and not self._is_behind

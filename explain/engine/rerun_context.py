@@ -114,7 +114,9 @@ class RerunContext:
             images = self._probed(image)
             # then the inputs themselves are a batch in which one image is perturbed
             alone_anyway = self.origin is not None and self.origin.image is not None
-            if alone_anyway or (place is None and len(images) == 1):
+            # the user wants single samples, which behind a layer may yet be run in several ways
+            is_single_input = place is None and len(images) == 1
+            if alone_anyway or is_single_input:
                 self.state.ways[place] = "one at a time"
             else:
                 right = (way for way, run in choices.items() if self._probe_way(run, images))
@@ -222,7 +224,7 @@ class RerunContext:
         return "one at a time"
 
     def _must_repeat(self) -> None:
-        """Run the caller's batch again, as perturbed samples are run one at a time in it."""
+        """Run the caller's batch again, and refuse a model that gives it other scores then."""
         images = torch.arange(len(self.inputs), device=self.device)
         with intervening_on_samples(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
@@ -249,6 +251,7 @@ class RerunContext:
         # rounding differs between batch sizes, and is as large as the numbers that scores are made
         # of, such as the largest class score
         scale = self.forward.scale(resolved).to(other)
+        # without a scale, as of probabilities, the relative tolerance alone counts
         relative_tolerance = torch.where(scale == 0, 10 * relative, relative)
         return ((one - other).abs() <= absolute * scale + relative_tolerance * other.abs()).all()
 

@@ -92,6 +92,7 @@ def walk_back(
                 gradient = _in_type(gradient, value.dtype)
                 earlier = waiting.get(value)
                 waiting[value] = gradient if earlier is None else earlier + gradient
+    # what is left waits in values that no step made, such as inputs
     of_wanted |= {value: waiting[value] for value in waiting if value in wanted}
     return of_wanted
 
@@ -101,6 +102,7 @@ def derivative(
 ) -> OfInputs:
     """The gradients in the inputs of a step that are in ``through``, by its own derivative;
     differentiable itself where gradients are on."""
+    # formulas are for the first result alone, and for gradients without a graph
     create_graph = torch.is_grad_enabled()
     formula = None if create_graph else _FORMULAS.get(step.name)
     if formula is not None and len(arrived) == 1 and step.results[0] in arrived:

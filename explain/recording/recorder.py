@@ -154,7 +154,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.leave(leaves)
         if facts.is_constant or {value.kind for value in values} <= {"constant"}:
             return self._run_unrecorded(operator, args, kwargs, written)
-        if noted.unknown:  # constants, which get values only now that a step is computed from them
+        if noted.unknown:  # constants, which become values only where a step reads them
             for tensor in noted.unknown:
                 self.value_of(tensor)
             noted = self._noted(facts, args, kwargs)
@@ -170,10 +170,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in written:
                 self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
+        # a write that autograd does not see leaves a tensor the gradient of what it held before
         if written and not step.has_gradient and any(tensor.requires_grad for tensor in written):
             self.leave("a write past autograd")
         self._add(step, running)
-        if step.operation.has("overwrites"):
+        if step.operation.has("overwrites"):  # nothing is computed from what was there
             values = [value for value in values if value not in overwritten]
         depends = any(value.depends for value in values)
         self._bind_results(step, facts, result, written, depends)

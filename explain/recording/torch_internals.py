@@ -318,15 +318,15 @@ class CallStack:
     """Tells which module of a model runs, and which of its calls it is, from Python's stack. It
     registers no hooks: other threads may run the model meanwhile."""
 
-    def __init__(self, names: Mapping[nn.Module, str]) -> None:
+    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
         # Code is known by its id, which no other gets while modules and functions keep it alive.
         # That of a graph is its module's alone, since each GraphModule has a class of its own.
-        self._names = names
+        self._paths = paths
         self._functions: dict[int, type[torch.autograd.Function]] = {}
         """The functions with a derivative of their own that ran, by the code of ``forward``."""
         self._graphs = {
             id(type(module).forward.__code__): module.graph
-            for module in names
+            for module in paths
             if isinstance(module, torch.fx.GraphModule)
         }
         self._call_counts = Counter[str]()
@@ -381,10 +381,11 @@ class CallStack:
             running.function = around.function or _function_call(frame, function)
         elif graph is not None:
             running.nodes = self._calls_in(graph, around)
-        elif (name := self._names.get(frame.f_locals["self"])) is not None:
-            running.module = name
-            running.number = self._call_counts[name]
-            self._call_counts[name] += 1
+        # all other frames that are entered are of `nn.Module._call_impl`
+        elif (path := self._paths.get(frame.f_locals["self"])) is not None:
+            running.module = path
+            running.number = self._call_counts[path]
+            self._call_counts[path] += 1
         return running
 
     def _calls_in(self, graph: torch.fx.Graph, around: Running) -> dict[str, Running]:
