@@ -252,9 +252,8 @@ class _Passes:
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
         # Perturbed maps are run one image at a time; and hooks of others would see that not all is
         # run.
-        has_one_image = len(inputs) == 1
         perturbs_layer = plan.perturbed_layer is not None
-        notes_prefix = perturbs_layer and has_one_image and self.cut and not has_hooks(model)
+        notes_prefix = perturbs_layer and len(inputs) == 1 and self.cut and not has_hooks(model)
         blocks: Sequence[str] = ()
         if needs.BlockTokens in plan.kinds:
             blocks = explained_blocks(model, inputs)

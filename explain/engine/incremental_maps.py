@@ -165,8 +165,10 @@ class ImagePass:
         earlier passes, or computed."""
         # Operators come in the same order in each pass, so they are known by their number. At one
         # that differs, as by a weight that was replaced, all remembered from there on is forgotten.
+        # Tensors are known by their ids, which stay theirs, since the arguments are kept.
         key = [operator, *tree_leaves(tree_map_only(Tensor, id, arguments))]
-        if [call[0] for call in self.results[self.count : self.count + 1]] != [key]:
+        remembered = self.results[self.count : self.count + 1]  # empty where no pass has come yet
+        if [call[0] for call in remembered] != [key]:
             maps = channels_last(_first(operator, arguments))
             self.results[self.count :] = [(key, arguments, maps)]
         self.count += 1

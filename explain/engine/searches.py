@@ -101,8 +101,8 @@ def _run(
             continue
         values = read(samples)
         search.samples += len(values)
-        only_describes = search.finishing  # samples after the time is over only describe the result
+        is_progress = not search.finishing  # samples after its time only describe the result
         samples = next_samples(steps.send, values)
-        if not only_describes:
+        if is_progress:
             report()
     search.finished = True

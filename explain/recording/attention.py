@@ -393,7 +393,6 @@ def _product_by_hand(step: Step) -> _PairProduct | None:
     columns = [d for d in range(ndim) if right[d] > 1 and left[d] == 1]
     if len(rows) > 1 or len(columns) > 1:
         return None
-    drops_dim = len(result.shape) < ndim
     of_tokens = []
     result_dims = []
     for factor, dims in zip(factors, (rows, columns), strict=True):
@@ -401,11 +400,12 @@ def _product_by_hand(step: Step) -> _PairProduct | None:
         dim = dims[0] if dims else None
         token_dim = None if dim is None else dim - missing_dims
         of_tokens.append(Factor(factor, tokens=token_dim, channels=summed_dim - missing_dims))
-        is_behind = drops_dim and dim is not None and summed_dim < dim
-        result_dims.append(dim if dim is None else dim - is_behind)
-    first, second = of_tokens
-    rows_dim, columns_dim = result_dims
-    return _PairProduct(result, (first, second), rows_dim, columns_dim)
+        # one less in the result, if the sum has dropped its dimension before this one
+        moves_up = len(result.shape) < ndim and dim is not None and summed_dim < dim
+        result_dims.append(dim if dim is None else dim - moves_up)
+    left_factor, right_factor = of_tokens
+    row_dim, column_dim = result_dims
+    return _PairProduct(result, (left_factor, right_factor), rows=row_dim, columns=column_dim)
 
 
 def _weighted_sum(

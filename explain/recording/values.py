@@ -141,7 +141,7 @@ class Step:
         Nothing is written into the tensors that it gives.
         """
         function = getattr(self.operator, "apply", None)
-        if function is not None:  # which may write into any argument
+        if function is not None:  # a `torch.autograd.Function` may write into any argument
             args = with_tensors(self.args, lambda value: tensor_of(value).clone())
             return self._named(list(tensors_of(function(*args))))
         args, kwargs = with_tensors((self.args, self.kwargs), tensor_of)
