@@ -1,5 +1,6 @@
 """Where the results of perturbed samples add up, for each target of a stream."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ class TargetAccumulators:
         self._context = context
         self._accumulators: dict[NeedAtLayer, perturbations.Accumulator] = {}
         self._ends: dict[NeedAtLayer, float] = {}
-        """When the time of a need is over, by ``time.monotonic()``."""
+        """When the time of a need is over, if it is limited, by ``time.monotonic()``."""
         for need in stream.needs:
             reducer: perturbations.Reducer = need.kind.reducer  # type: ignore[attr-defined]
             evidence = context.evidence(resolved, need.layer, need.input)
@@ -56,6 +57,7 @@ class TargetAccumulators:
         for need in self._unfinished:
             evidence = evidence_of(need.layer, need.input)
             values[need] = applied(need.kind.method, evidence)  # type: ignore[attr-defined]
+        # the evidence may be about more samples, as where one image of a batch is perturbed
         samples = slice(first, first + len(indices))
         numbers = self._numbers[indices]
 
@@ -103,11 +105,9 @@ class TargetAccumulators:
         get alone."""
         unfinished = []
         for need, accumulator in self._accumulators.items():
-            deadline = self._ends.get(need)
-            is_late = (
-                deadline is not None and time.monotonic() >= deadline and accumulator.has_result()
-            )
-            if not is_late and not accumulator.enough():
+            is_late = time.monotonic() >= self._ends.get(need, math.inf)
+            ends_early = is_late and accumulator.has_result()
+            if not ends_early and not accumulator.enough():
                 unfinished.append(need)
         return unfinished
 
@@ -140,7 +140,8 @@ class TargetAccumulators:
         ``owners``; None for all. The others are never run."""
         done = [self._accumulators[need].done() for need in self._unfinished]
         done_images = [is_done for is_done in done if is_done is not None]
-        if not done or len(done_images) < len(done):
+        needs_all_images = len(done_images) < len(done)
+        if not done or needs_all_images:
             return None
         finished = torch.stack(done_images).all(0)
         return ~finished.to(owners.device)[owners] if bool(finished.any()) else None

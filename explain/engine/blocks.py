@@ -35,7 +35,7 @@ def attention_layers(model: nn.Module, inputs: Inputs) -> list[str]:
     summary = summary_of(model, inputs)
     if "attentions" not in summary.chosen:
         called = {call.name for call in summary.calls}
-        first = inputs.first() if summary.alone else inputs
+        first = inputs.first() if summary.alone else inputs  # as the summary was made
         with untouched(model), HookGroup(model) as group, ExitStack() as stack:
             whole = RecordedPass.begin(stack, group, model, first, {first.path: first.x})
             output = first.call(model)
@@ -61,6 +61,7 @@ def transformer_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 
     blocks = []
     for attention in attentions:
+        # from the outermost on: of a.b.c these are a, a.b, a.b.c
         ancestors = accumulate(attention.split("."), "{}.{}".format)
         blocks.append(next((a for a in ancestors if contained_attentions(a) == 1), attention))
     # a head comes behind the blocks whose tokens it pools, so the first is never one
@@ -75,17 +76,20 @@ def transformer_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
 def _is_pooling_head(model: nn.Module, previous: str, block: str) -> bool:
     """Whether a module with attention is no block, but a head that pools tokens: of another type
     than the ``previous`` block, and outside of the module that holds that."""
-    stack = f".{previous}".rpartition(".")[0]
+    # the paths of the modules that hold both, with a dot in front; "" is the model
+    holder_of_previous = f".{previous}".rpartition(".")[0]
     holder = f".{block}".rpartition(".")[0]
     is_other_type = type(submodule(model, block)) is not type(submodule(model, previous))
-    return is_other_type and stack.startswith(holder) and stack != holder
+    is_outside = holder_of_previous.startswith(holder) and holder_of_previous != holder
+    return is_other_type and is_outside
 
 
 def explained_blocks(model: nn.Module, inputs: Inputs) -> list[str]:
     """Name the transformer blocks whose output depends on the explained image, in order; not those
     of a text tower. All blocks are taken if none depends on it."""
     names = transformer_blocks(model, inputs)
-    if len({name.rpartition(".")[0] for name in names}) < 2:
+    holders = {name.rpartition(".")[0] for name in names}
+    if len(holders) < 2:  # a single tower, so that of the image
         return names
     depends = {call.name: call.depends for call in summary_of(model, inputs).calls}
     return [name for name in names if depends.get(name)] or names
@@ -116,6 +120,7 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
     def start(value: Any) -> Tensor:
         """A new leaf with the tokens that a block is given, to which its gradients go."""
         tokens = _tokens(value)
+        # unless it is computed from what the block before has given
         if nodes and not Reach([], nodes[-1:]).of(tokens.grad_fn):
             raise MethodError(
                 "legrad must have blocks that follow each other, got others; use attnlrp"
@@ -140,11 +145,11 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         new = end(first_tensor(output))
         return None if new is None else replace_first(output, new)
 
-    start_over(written=False)
+    start_over(written=False)  # the random numbers of the first pass
     with HookGroup(model) as group, torch.enable_grad():
         for first, last in _block_ends(model, inputs, blocks):
             group.forward_pre(first, partial(with_first, change=start), with_kwargs=True)
-            if place_of(last, model).part:
+            if place_of(last, model).part:  # the input of a module
                 after = place_of(last, model).module
                 group.forward_pre(after, partial(with_first, change=end), with_kwargs=True)
             else:
@@ -180,11 +185,11 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         # one block after the other: in a block that is no module, shortcuts lead past its start
         for start_tokens, mean, of_mean in zip(starts, means, of_means, strict=True):
             for record in records:
-                record.gradient = None
+                record.gradient = None  # that of another block
             differentiate(mean, [start_tokens], of_mean, retain_graph=True)
             # none reaches the attention of a text tower, as it does not depend on the blocks
             reached = [record for record in records if record.gradient is not None]
-            for heads in heads_together(reached)[:1]:
+            for heads in heads_together(reached)[:1]:  # the block's only attention, if it has one
                 of_heads = [head.gradient for head in heads if head.gradient is not None]
                 gradients.append(joined_heads(heads, of_heads, len(inputs)))
     if len(gradients) != len(blocks):
@@ -201,18 +206,19 @@ def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list
     called = [call.name for call in summary_of(model, inputs).calls]
     ends = []
     for block in blocks:
-        parts = [i for i, name in enumerate(called) if name.startswith(f"{block}.")]
-        if block in called or not parts:
+        calls_inside = [i for i, name in enumerate(called) if name.startswith(f"{block}.")]
+        if block in called or not calls_inside:
             ends.append((block, block))
             continue
         # A list of modules is never called itself: it begins with the first of them that is, and
         # ends with the input of what is called next, or with the output of the module that holds
         # all.
         first = next(name for name in called if name.rpartition(".")[0] == block)
-        after = called[parts[-1] + 1] if parts[-1] + 1 < len(called) else ""
-        if not f"{block}.".startswith(f"{after}."):
-            outermost = accumulate(after.split("."), "{}.{}".format)
-            beside = [name for name in outermost if not f"{block}.".startswith(f"{name}.")]
+        next_call = calls_inside[-1] + 1
+        after = called[next_call] if next_call < len(called) else ""  # "" is the model
+        if not f"{block}.".startswith(f"{after}."):  # which does not hold the block
+            outermost_first = accumulate(after.split("."), "{}.{}".format)
+            beside = [name for name in outermost_first if not f"{block}.".startswith(f"{name}.")]
             after = f"{next(name for name in beside if name in called)}:input"
         ends.append((first, after))
     return ends

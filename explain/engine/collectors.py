@@ -95,12 +95,11 @@ class HeadCandidates:
         """Keep the means ``(N, C)`` of a layer's input and output, if it mixes channels alone; no
         feature map stays in memory."""
         self.rounding = max(self.rounding, torch.finfo(output.dtype).eps)
-        (input_maps,) = (*args, *kwargs.values())
+        (input_maps,) = (*args, *kwargs.values())  # such layers take one argument
         if input_maps.ndim > 1 and _mixes_channels_alone(module):
             channels = -1 if isinstance(module, nn.Linear) else 1
-            self.calls.append(
-                (_means(input_maps, channels).values, module, _means(output, channels))
-            )
+            input_means = _means(input_maps, channels).values
+            self.calls.append((input_means, module, _means(output, channels)))
 
 
 def _mixes_channels_alone(module: Any) -> bool:
@@ -108,12 +107,10 @@ def _mixes_channels_alone(module: Any) -> bool:
     its output is its output for the mean."""
     if isinstance(module, nn.Linear):
         return True
-    strides_and_padding = [
-        *module.stride,
-        *(1 + abs(side) for side in module.padding if isinstance(side, int)),
-    ]
     is_plain = module.groups == 1 and not module.transposed and module.padding != "same"
-    return is_plain and {*module.kernel_size, *strides_and_padding} == {1}
+    # the letters of "valid" are no padding
+    is_padded = any(isinstance(side, int) and side != 0 for side in module.padding)
+    return is_plain and not is_padded and {*module.kernel_size, *module.stride} == {1}
 
 
 def watch(
@@ -139,8 +136,9 @@ def sources(forward: Forward, need: NeedAtLayer) -> list[Source]:
     if kind.at_layer:
         # curvature is differentiated where it is answered
         return [] if kind.second else forward.layers.sources_of(forward.records[need.layer])
-    goes_through_all = (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)
-    if not (kind.of_input or isinstance(kind, goes_through_all)):
+    # these read what a pass to the input brings on its way
+    reads_on_the_way = (needs.RelevanceCoverage, needs.Attention, needs.AttentionRelevance)
+    if not (kind.of_input or isinstance(kind, reads_on_the_way)):
         return []
     return [forward.source(need.input)]
 
@@ -207,7 +205,7 @@ def _class_weights(
     if means.agree(logits, heads.rounding):
         # the layer's maps are class maps already: their means are the scores
         return nn.functional.one_hot(classes, logits.shape[1]).to(maps)
-    for input_means, module, scores in reversed(heads.calls):
+    for input_means, module, scores in reversed(heads.calls):  # the head comes last
         if scores.agree(logits, heads.rounding) and means.agree(input_means, heads.rounding):
             return at_least_float32(detached(module.weight[classes])).flatten(1)
     must = "be followed by an average over its maps and one linear layer for cam, but is not"
@@ -249,7 +247,7 @@ def _follows_gradient(
     """Whether the score changes along its gradient in the input as the gradient says; a few more
     runs of the model."""
     gradient = _of_input(gradients[0], forward, resolved)
-    if not is_derivative(forward, resolved, None, gradient):
+    if not is_derivative(forward, resolved, layer=None, gradient=gradient):
         return False
     return follows_contrast(forward, resolved, {need.input or forward.inputs.path: gradient})
 
@@ -312,15 +310,13 @@ def _attention(
     if not getattr(need.kind, "unreached", False):
         reach = Reach([forward.source(need.input)])
         records = [record for record in records if reach.of(record.node)]
-    # attention of the language model: no token but the last sees the last one
+    # attention of the language model: no query but the last token's sees the last token as a key
     if joint is not None:
-        over_joint_tokens = [
-            attention_record
-            for attention_record in records
-            if attention_record.weights.shape[-2:] == (joint.length, joint.length)
-        ]
         records = [
-            record for record in over_joint_tokens if not bool(record.weights[..., :-1, -1].any())
+            record
+            for record in records
+            if record.weights.shape[-2:] == (joint.length, joint.length)
+            and not bool(record.weights[..., :-1, -1].any())
         ]
     if records and joint is None and resolved.total.requires_grad and not need.kind.differentiates:
         length = records[-1].weights.shape[-1]
@@ -433,11 +429,13 @@ def _of_images(
     w)`` and what lies beside them ``(N, K)``; without a map, as ``(N, K)``."""
     count = forward.count
     whole = forward.whole
+    # which image each element belongs to, where images do not come first
     labels = None if whole is None else whole.image_labels.get(constant.result)
     if labels is not None and not fits(labels, term.shape):
         labels = None
     has_images_second = labels is not None and labels.numel() == labels.shape[1:2].numel()
     if labels is not None and labels.numel() != len(labels) and not has_images_second:
+        # they lie in another dimension than these two, or in several
         return summed(term, labels, count)[:, None], None
     if constant.attention is not None and term.ndim == 3:  # it has the tokens first
         grid = forward.grids.of_layer(constant.attention)
@@ -456,6 +454,7 @@ def _of_images(
         if constant.module is None
         else name_of_call(constant.module, constant.call, forward.model)
     )
+    # added outside of all modules to a map with its channels last, which no layer's grid tells
     if (
         layer is None
         and constant.channels_last
@@ -468,6 +467,8 @@ def _of_images(
     grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
         return _on_grid(term, grid)
+    # no map: the values of an image must follow each other, as many of each image; beside other
+    # inputs, more values than images may be of something else
     has_images_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if (
         not has_images_second
@@ -489,8 +490,8 @@ def _images_first(term: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Ten
     other, or several channels of each, as instance normalisations have them."""
     if labels.numel() == count:
         return term.transpose(0, 1), None
-    blocks = torch.arange(count).repeat_interleave(labels.numel() // count)
-    if len(term) == 1 and torch.equal(labels.flatten().cpu(), blocks.to(labels)):
+    one_after_other = torch.arange(count).repeat_interleave(labels.numel() // count)
+    if len(term) == 1 and torch.equal(labels.flatten().cpu(), one_after_other.to(labels)):
         return torch.unflatten(term[0], 0, (count, -1)), None
     return term, labels
 
@@ -515,16 +516,17 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tens
         return None
     if not gradient.requires_grad:
         return torch.zeros_like(gradient)  # the score is linear in the layer
-    if torch.is_grad_enabled():
+    create_graph = torch.is_grad_enabled()
+    if create_graph:
         _check_third_derivatives(total, layer_sources)
     try:
-        keep_graph = torch.is_grad_enabled()
         products = differentiate(
-            gradient, layer_sources, record.activation, retain_graph=True, create_graph=keep_graph
+            gradient, layer_sources, record.activation, retain_graph=True, create_graph=create_graph
         )
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
+        # "derivative for aten::name is not implemented"
         got = f"but {str(error).split()[2]} has none; use gradcam"
         raise MethodError(
             f"shapleycam must have second derivatives behind the layer, {got}"

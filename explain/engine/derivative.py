@@ -61,6 +61,7 @@ def is_derivative(
         or gradient.dtype in (torch.float16, torch.bfloat16)
     ):
         return True
+    # a step along the gradient that changes each score by its scale, if the gradient is right
     squares = gradient.flatten(1).square().sum(1)
     scale = forward.scale(resolved).to(squares).maximum(resolved.score.abs().to(squares))
     expected = torch.where(squares > 0, scale, 0)
@@ -84,18 +85,19 @@ def _are_expected(
 ) -> bool:
     """Whether ``scores`` change with the share of a step by about as much as ``expected``: by a
     difference that is ``allowed`` at one of the ``shares``, or where they change by themselves."""
-    unlike = torch.ones_like(expected, dtype=torch.bool)
+    is_unlike = torch.ones_like(expected, dtype=torch.bool)
     with torch.no_grad():
         for share in shares:
             change = (scores(share) - scores(-share)) / (2 * share)
             difference = (change - expected).abs()
-            unlike &= difference > allowed(change)
-            if not unlike.any():
+            is_unlike &= difference > allowed(change)
+            if not is_unlike.any():
                 return True
         # where the model draws random numbers, or keeps something between its passes
         by_itself = (scores(0.0) - unchanged).abs()
+    # if by far less than the last of the steps changed them
     repeats = by_itself <= 0.01 * share * torch.maximum(difference, expected.abs())
-    return not (unlike & repeats).any()
+    return not (is_unlike & repeats).any()
 
 
 _CONTRASTS = (0.03, 0.003, 0.0003)
@@ -130,8 +132,8 @@ def follows_contrast(
             expected += (gradient.detach() * moves[path]).sum()
     explained = slice(None) if resolved.image is None else resolved.image
     score = resolved.score.detach()[explained]
-    size = score.abs().sum()
-    rounding = _ROUNDING * torch.finfo(size.dtype).eps
+    magnitude = score.abs().sum()
+    rounding = _ROUNDING * torch.finfo(magnitude.dtype).eps
 
     def total(share: float) -> Tensor:
         """The sum of the scores with another contrast."""
@@ -141,15 +143,16 @@ def follows_contrast(
         return resolved.scores_in(images, output)[explained].sum()
 
     def allowed(change: Tensor) -> Tensor:
+        """How far a change may be from the expected one; changes far below the scores are none."""
         largest = torch.maximum(change.abs(), expected.abs())
-        return torch.maximum(_UNSEEN * largest, 0.1 * size).clamp(min=rounding)
+        return torch.maximum(_UNSEEN * largest, 0.1 * magnitude).clamp(min=rounding)
 
     return _are_expected(total, _CONTRASTS, score.sum(), expected, allowed)
 
 
 def _output(forward: Forward, layer: str | None, move: Tensor) -> Any:
     """The model's output with ``move`` added to the input, or to a layer's output. The model's own
-    hooks run as before; only `is_derivative` calls it, without gradients."""
+    hooks run as before."""
     start_over(written=False)
     inputs = forward.inputs
     if layer is None:

@@ -112,11 +112,12 @@ def gather(
     follow = check_modules is not None
     records = plan.walks_back
     if plan.hooks_nodes and not settings.create_graph:
-        # hooks of the caller see one pass, forwards alone
+        # Hooks on Nodes may take the place of a recording. Where Nodes turn out not to tell what
+        # rectifies, the pass runs again, recorded; hooks of the caller must not see two passes.
         records = _HIDES_RECTIFIERS in findings_of(model) or has_hooks(model)
 
     def run(cut: bool) -> _Passes:
-        """Run the passes, with ``cut`` at first; another attempt begins as the first one did."""
+        """Run the forward pass, with ``cut`` at first; another attempt begins as that did."""
         if not cut:
             start_over()
         return _Passes(model, inputs, plan, settings, cut, follow=follow, records=records)
@@ -127,20 +128,22 @@ def gather(
             if plan.walks_back and not records and passes.rectifiers is None:
                 findings_of(model)[_HIDES_RECTIFIERS] = True
                 records = True
-                passes = run(False)
+                passes = run(cut=False)
             if passes.cut and passes.forward.layers.missing:
                 note(
                     "the pass is recorded from the input on: what a layer gives reaches the score "
                     "in more than one way"
                 )
-                passes = run(False)
+                passes = run(cut=False)
             if check_modules is not None:
                 check_modules(passes.ran)
+            # boxes of a detector are read from its output once for all targets
             has_boxes = passes.forward.logits is None
             with detector_outputs.reading_once() if has_boxes else nullcontext():
                 # all targets are checked before the first backward
                 resolved = passes.forward.resolve_all(targets)
                 if origin is not None and origin.image is not None:
+                    # a perturbed image among others of its batch, whose scores do not count
                     resolved = [
                         passes.forward.of_image(target, origin.image) for target in resolved
                     ]
@@ -185,6 +188,7 @@ def _look_at_gradients(
     # sharded models are run no more often than they must be
     if settings.create_graph or are_right in findings or sharded(model):
         return
+    # `gather` warns itself
     gather(model, inputs, plan, targets, RuntimeSettings(activation=settings.activation))
     if _IS_DOUBTED not in findings:
         findings[are_right] = True
@@ -248,16 +252,15 @@ class _Passes:
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
         # Perturbed maps are run one image at a time; and hooks of others would see that not all is
         # run.
-        notes_prefix = plan.perturbed_layer is not None and self.cut and not has_hooks(model)
-        notes_prefix = notes_prefix and len(inputs) == 1
+        perturbs_layer = plan.perturbed_layer is not None
+        notes_prefix = perturbs_layer and len(inputs) == 1 and self.cut and not has_hooks(model)
         blocks: Sequence[str] = ()
         if needs.BlockTokens in plan.kinds:
             blocks = explained_blocks(model, inputs)
-            start_over(written=False)
-        gradients = torch.set_grad_enabled(not self.cut)
+            start_over(written=False)  # which may have run the model, and drawn random numbers
         with (
             HookGroup(model) as group,
-            gradients,
+            torch.set_grad_enabled(not self.cut),  # if cut, a hook at a layer begins the graph
             ExitStack() as stack,
         ):
             if settings.create_graph or needs.LayerCurvature in plan.kinds:
@@ -267,17 +270,21 @@ class _Passes:
             seen = collectors.watch(plan.kinds, group, model, blocks)
             whole = None
             if plan.whole and (records or plan.reads_attention):
-                noted = self._recorded_layers(model) if records else ()
-                whole = RecordedPass.begin(stack, group, model, inputs, explained, noted)
+                noted_layers = self._recorded_layers(model) if records else ()
+                whole = RecordedPass.begin(stack, group, model, inputs, explained, noted_layers)
             self.ran = executed_modules(group, model) if follow else []
             self._prefix: LayerPrefix | None = None
+            """What lies before the layer whose maps are perturbed, if it is noted."""
             if notes_prefix:
                 place = place_of(plan.perturbed_layer or "", model)
                 self._prefix_call = place.call or 0
                 self._prefix = prefix_of(group, model, place.layer, self._prefix_call)
+            # unless they are copies, or turned from another layout, the explained tensors are those
+            # of the inputs
             arguments = inputs
             if plan.whole or inputs.layout is not None:
                 arguments = inputs.replaced(explained)
+            # each hook that is registered, of any module, takes the next id
             handles_before = RemovableHandle.next_id
             with nullcontext() if self._prefix is None else self._prefix.passing():
                 output = arguments.call(model)
@@ -285,6 +292,7 @@ class _Passes:
             self.footprint.is_complete = True
             self._hooked = RemovableHandle.next_id > handles_before
             """Whether the model has registered hooks of its own during the pass."""
+            # a model may switch gradients on or off itself
             graph_is_on = torch.is_grad_enabled() or any(
                 tensor.requires_grad for _, tensor in nested.paths(output)
             )
@@ -297,10 +305,11 @@ class _Passes:
                 whole.keep_graph(explained)
             with torch.enable_grad():
                 output = whole.begin_at(output)
-        elif whole is not None:
+        elif whole is not None:  # it was recorded for its attentions alone
             whole.close()
             whole = None
         self.rectifiers: list[Node] | None = None
+        """The Nodes that rules are hooked on; None where these do not tell what rectifies."""
         if plan.hooks_nodes and not records and not self._hooked:
             outputs = [tensor for _, tensor in nested.paths(output)]
             self.rectifiers = rectifying_nodes(outputs, explained.values())
@@ -345,8 +354,9 @@ class _Passes:
         layer = self.plan.perturbed_layer
         if self._prefix is None or layer is None or not self._prefix.is_known:
             return {}
-        is_call = self.forward.records[layer].call == self._prefix_call
-        return {layer: self._prefix} if is_call else {}
+        # a layer without the number of a call in its name may be recorded at a later one
+        is_same_call = self.forward.records[layer].call == self._prefix_call
+        return {layer: self._prefix} if is_same_call else {}
 
     def answer(self, resolved: ResolvedTarget, *, last: bool) -> None:
         """Run the backward passes for one target and write the answers to ``resolved.answers``; the
@@ -355,7 +365,8 @@ class _Passes:
         if self.plan.whole and any(self.plan.wanted) and not self._create_graph:
             self._check_branches(resolved)
         # Needs without a backward pass come first, since the last backward pass frees the graph.
-        sources_by_need: Wanted = dict.fromkeys(self.plan.needs_by_backward.get(None, ()), ())
+        without_backward = self.plan.needs_by_backward.get(None, ())
+        sources_by_need: Wanted = dict.fromkeys(without_backward, ())
         with HookGroup() if self.plan.reads_attention else nullcontext() as group:
             if group is not None:
                 _record_attention(sources_by_need, resolved, self.forward, group)
@@ -410,29 +421,37 @@ class _Passes:
             if self.plan.reads_attention:
                 group = stack.enter_context(HookGroup())
                 _record_attention(sources_by_need, resolved, forward, group)
-            flat = list(chain.from_iterable(sources_by_need.values()))
-            gradients: Sequence[Tensor | None] = (None,) * len(flat)
+            all_sources = list(chain.from_iterable(sources_by_need.values()))
+            gradients: Sequence[Tensor | None] = (None,) * len(all_sources)
             walks = backward.changes_gradients or any(
                 need.kind.walks_back for need in sources_by_need
             )
-            asked: Mapping[NeedAtLayer, Sequence[Any]] = sources_by_need
             if backward.rule is not None and self.rectifiers is not None:
+                # nothing is recorded: hooks on Nodes follow the rule in a plain differentiation
                 walks = False
-                leading = set(nodes)
-                rectifiers = [node for node in self.rectifiers if node in leading]
+                behind_score = set(nodes)
+                rectifiers = [node for node in self.rectifiers if node in behind_score]
                 group = stack.enter_context(HookGroup())
                 coverage = hook_rectifiers(backward.rule, rectifiers, group)
                 resolved.coverage[backward.rule] = coverage
+            # a walk differentiates in values of the recording, in the place of the sources
+            asked: Mapping[NeedAtLayer, Sequence[Any]] = sources_by_need
             if walks:
                 asked, gradients = self._walk(backward, sources_by_need, resolved, total)
-            elif flat and total.requires_grad:
+            elif all_sources and total.requires_grad:
                 gradients = differentiate(
-                    total, flat, retain_graph=keep, create_graph=self._create_graph, nodes=nodes
+                    total,
+                    all_sources,
+                    retain_graph=keep,
+                    create_graph=self._create_graph,
+                    nodes=nodes,
                 )
-            remaining = iter(gradients)
+            remaining = iter(gradients)  # those of the first need, of the second, and so on
             gradients_by_need = {need: list(islice(remaining, len(asked[need]))) for need in asked}
             _answer(gradients_by_need, forward, resolved)
-        if not (backward.changes_gradients or self._create_graph) and any(self.plan.wanted):
+        # a warning names the methods, and passes inside of others have no names
+        has_names = any(self.plan.wanted)
+        if has_names and not (backward.changes_gradients or self._create_graph):
             if backward.objective is not None:
                 resolved = forward.as_target(backward.objective, resolved)
             self._check_derivative(sources_by_need, resolved, gradients_by_need, nodes)
@@ -452,7 +471,9 @@ class _Passes:
                 isinstance(need.kind, (needs.InputGradients, needs.LayerGradients))
                 and not need.input
             )
-            if not is_plain or ":" in (need.layer or ""):
+            # `is_derivative` moves the image or what a layer returns, no parts as in "conv:input"
+            is_part = ":" in (need.layer or "")
+            if not is_plain or is_part:
                 continue
             names = custom_functions(nodes, list(sources))
             # not with global hooks, which would fire again in the runs of `is_derivative`
@@ -497,7 +518,8 @@ class _Passes:
             return
         findings = findings_of(forward.model)
         if _FOLLOWS not in findings:
-            # a caller's own function of the output is called no more often than it must be
+            # a caller's own function of the output, or global hooks, are called no more often than
+            # they must be
             if resolved.classes is None or has_hooks(nn.Identity()):
                 return
             # small changes are lost in the rounding of half precision
@@ -537,6 +559,7 @@ class _Passes:
         values = list(chain.from_iterable(values_by_need.values()))
         if not total.requires_grad:
             return values_by_need, [None] * len(values)
+        # records of attention take the gradients in its weights from this walk too
         attended = whole.attention_weights if resolved.attention else []
         asked = {*values, *attended}
         reference = None
@@ -554,12 +577,12 @@ class _Passes:
                     backward.composite,
                     steps,
                     gradients,
-                    list(whole.sources.values()),
-                    whole.signals,
-                    asked,
-                    forward.count,
-                    whole.image_labels,
-                    channels,
+                    sources=list(whole.sources.values()),
+                    signals=whole.signals,
+                    wanted=asked,
+                    count=forward.count,
+                    image_labels=whole.image_labels,
+                    channels=channels,
                 )
                 resolved.propagated[backward] = result
                 of_values = result.gradients
@@ -572,13 +595,14 @@ class _Passes:
                     whole.recording,
                     reference.recording,
                     gradients,
-                    whole.signals,
-                    reference.signals,
-                    asked,
+                    signals=whole.signals,
+                    reference_signals=reference.signals,
+                    wanted=asked,
                 )
             else:
-                leading = paths_to(gradients)
-                through = {value for value in leading if value.depends}
+                # plain derivatives, through all that depends on the input
+                leading_to_score = paths_to(gradients)
+                through = {value for value in leading_to_score if value.depends}
                 of_values = walk_back(steps, gradients, asked, through)
         for record, value in zip(resolved.attention, attended, strict=True):
             record.note(of_values.get(value))
@@ -608,7 +632,7 @@ class _Passes:
                 )
                 reference_input[is_other] = inputs.tensor(path)[is_other]
             reference_inputs[path] = reference_input.requires_grad_()
-        start_over(written=False)
+        start_over(written=False)  # the random numbers of the first pass
         with (
             recording(True),
             HookGroup(model) as group,
@@ -626,7 +650,7 @@ class _Passes:
             raise MethodError(
                 "baseline must be one that the model has finite scores for, got NaN; choose another"
             )
-        self._drop(reference)
+        self._drop(reference)  # that with another image replaced
         self._of_reference[reference] = whole
         return whole
 
@@ -661,6 +685,7 @@ class _Passes:
                 "path to it"
             )
         shape = value.shape
+        # without a grid: second in maps with as many dimensions as the input, last in tokens
         grid = self.forward.grids.grid(shape)
         if grid is not None:
             dim = grid.of_channels % len(shape)

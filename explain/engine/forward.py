@@ -138,6 +138,7 @@ class Forward:
         scale = largest.masked_fill(largest == 0, 1)
         if self.logits is None:
             return scale
+        # a probability is rounded by a share of itself, however small it is
         are_probabilities = (logits >= 0).all() & logits.sum(1).isclose(logits.new_ones(1)).all()
         return scale.masked_fill(are_probabilities, 0)
 
@@ -149,7 +150,7 @@ class Forward:
             wrong &= scores != allowed
         if not wrong.any():
             return
-        copies = self.inputs.copied()
+        copies = self.inputs.copied()  # the model may overwrite its inputs
         inspection = inspect(self.model, *copies.args, kwargs=copies.kwargs, gradients=False)
         first_layer = inspection.first_nonfinite
         at_layer = ""
@@ -169,9 +170,14 @@ class Forward:
             score, classes = choice.pick(self.output, self.count)
             total = score.sum()
         require_finite(total, partial(self._refuse, score.detach()))
-        width = 0 if self.logits is None else self.logits.shape[1]
-        score = at_least_float32(detached(score).clone())
-        return ResolvedTarget(target.name, choice, score, total, classes, width)
+        return ResolvedTarget(
+            name=target.name,
+            target=choice,
+            score=at_least_float32(detached(score).clone()),
+            total=total,
+            classes=classes,
+            width=0 if self.logits is None else self.logits.shape[1],
+        )
 
     def resolve_all(self, targets: Sequence[Target]) -> list[ResolvedTarget]:
         """Resolve all targets of a call on the output, in their order. Of the best detections on
@@ -227,6 +233,7 @@ class Forward:
         if record is None:
             raise LayerError(self.layers.why_missing(layer))
         shape = tuple(record.activation.shape)
+        # each frame of a video may be an image for the layer
         has_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
         if not has_images and self.grids.grid(shape, layer) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"

@@ -85,11 +85,10 @@ def _hooked(
     inputs = forward.inputs
     sources = {path: inputs.tensor(path).detach().clone().requires_grad_() for path in inputs.paths}
     with recording(True), HookGroup(forward.model) as group:
-        # if the layer is called several times, the last call's hook fires first
         group.backward(layer, keep)
         for name, hook in rectifiers.items():
             group.backward(name, hook)
-        start_over(written=False)
+        start_over(written=False)  # the random numbers of the first pass
         output = inputs.replaced(sources).call(forward.model)
         images = torch.arange(len(inputs), device=inputs.x.device)
         scores, _ = resolved.of_samples(images).pick(output, len(inputs))
@@ -97,7 +96,7 @@ def _hooked(
     must = f"full-backward hooks must bring {layer or 'the input'} the gradient of autograd"
     if not seen:
         raise MethodError(f"{must}, but none fired; {INSTEAD}")
-    hooked = seen[0]
+    hooked = seen[0]  # of several calls the last, whose hook fires first
     largest = expected.abs().max()
     rounding = torch.finfo(expected.dtype).eps ** 0.5
     if not torch.allclose(hooked, expected, rtol=0, atol=float(rounding * largest), equal_nan=True):
@@ -131,6 +130,7 @@ def _rectifiers(
         if not rule.covers(operation):
             continue
         name = step.module
+        # hooks of a module with parts would see what all of it does, not this operation
         if any(submodule(forward.model, name).children()):
             where = f"layer {name!r}" if name else "the model"
             got = f"got {operation.kind}() in {where}; write a module there, or {INSTEAD}"

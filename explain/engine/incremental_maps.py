@@ -55,6 +55,8 @@ class ChangedBox:
         ``start`` ``(B, d)``; ``outside``, as padding is, where a box reaches beyond the map."""
         if start is self.start and tuple(sides) == self.sides:
             return self.values
+        # the new boxes are filled with what the images have there, then with what changed: the
+        # places of this box, seen from where the new ones begin, that lie in these
         image_rows, exists = _places(self.owners, start, sides, self.map_sides)
         filled_rows, is_kept = _places(
             torch.arange(len(start)), self.start - start, self.sides, sides
@@ -62,7 +64,7 @@ class ChangedBox:
         filled = _rows(self.image_maps).index_select(0, image_rows.flatten())
         if not exists.all():
             filled[~exists.flatten()] = outside
-        if is_kept.all():
+        if is_kept.all():  # all of this box lies in the new ones
             filled.index_copy_(0, filled_rows.flatten(), _rows(self.values))
         else:
             filled[filled_rows[is_kept]] = _rows(self.values)[is_kept.flatten()]
@@ -115,28 +117,31 @@ def changed_box(of_images: Tensor, owners: Tensor, perturbed: Tensor) -> Changed
     start, sides = _changed(of_images, owners, perturbed)
     if not _is_small(sides, of_images.shape[2:]):
         return None
-    rows = torch.arange(len(owners))
-    nothing = perturbed.narrow(2, 0, 0)
-    return ChangedBox(
-        of_images,
-        owners,
-        start,
-        ChangedBox(perturbed, rows, torch.zeros_like(start), nothing).at(start, sides),
+    # The values in the box are cut out of the samples by `at`, which cuts boxes out of maps: here
+    # the samples are the maps, each of its own, and nothing is changed in them, in an empty box.
+    unchanged_samples = ChangedBox(
+        image_maps=perturbed,
+        owners=torch.arange(len(owners)),
+        start=torch.zeros_like(start),
+        values=perturbed.narrow(2, 0, 0),
     )
+    return ChangedBox(of_images, owners, start, unchanged_samples.at(start, sides))
 
 
 def _changed(of_images: Tensor, owners: Tensor, perturbed: Tensor) -> tuple[Tensor, list[int]]:
     """Where the changed pixels begin in each sample, ``(B, d)``, and the sides of a box that holds
     those of any sample, moved back from the edge."""
-    changed = (perturbed != of_images[owners]).any(1)
+    changed = (perturbed != of_images[owners]).any(1)  # in any channel: (B, *sides)
     starts = []
     sides = list[int]()
     for dim in range(1, changed.ndim):
         other_dims = [other for other in range(1, changed.ndim) if other != dim]
         is_changed = (changed.any(other_dims) if other_dims else changed).int()
+        # argmax gives the first of the largest
         first_changed = is_changed.argmax(1)
         length = is_changed.shape[1]
         end = length - is_changed.flip(1).argmax(1)
+        # a sample that equals its image gets the smallest box
         sides.append(int((end - first_changed).where(is_changed.any(1), 1).max()))
         starts.append(first_changed.clamp(max=length - sides[-1]))
     return torch.stack(starts, 1), sides
@@ -160,8 +165,10 @@ class ImagePass:
         earlier passes, or computed."""
         # Operators come in the same order in each pass, so they are known by their number. At one
         # that differs, as by a weight that was replaced, all remembered from there on is forgotten.
+        # Tensors are known by their ids, which stay theirs, since the arguments are kept.
         key = [operator, *tree_leaves(tree_map_only(Tensor, id, arguments))]
-        if [call[0] for call in self.results[self.count : self.count + 1]] != [key]:
+        remembered = self.results[self.count : self.count + 1]  # empty where no pass has come yet
+        if [call[0] for call in remembered] != [key]:
             maps = channels_last(_first(operator, arguments))
             self.results[self.count :] = [(key, arguments, maps)]
         self.count += 1
@@ -181,8 +188,8 @@ class BoxMaps(Tensor):
     """Feature maps that are known as a box. Operators that take places alone give such maps again;
     any other is given whole maps, which stay whole where it overwrites or aliases them."""
 
-    box: ChangedBox | None
-    _whole: Tensor | None
+    box: ChangedBox | None  # None once the whole maps may have been written to
+    _whole: Tensor | None  # what `whole` has made
     _images: ImagePass
 
     @staticmethod
@@ -217,6 +224,7 @@ class BoxMaps(Tensor):
         facts = facts_of(operator)
         writes = writes_of(facts, args)
         is_in_place = writes == (0,) and args[0] is maps[0]
+        # other writes cannot be run on boxes
         on_boxes = None if writes else operator
         if is_in_place:
             out_of_place = getattr(torch.ops.aten, facts.name, None)
@@ -261,6 +269,7 @@ def _on_whole_maps(function: Any, args: Any, kwargs: Any, maps: Sequence[BoxMaps
             map_.box = None
     whole_args, whole_kwargs = tree_map_only(BoxMaps, BoxMaps.whole, (args, kwargs))
     result = function(*whole_args, **whole_kwargs)
+    # `BoxMaps` have the shape that they were made with, whatever is done to their whole maps
     if any(map_.whole().shape != map_.shape for map_ in maps):
         raise RuntimeError(f"{function} changes the shape of feature maps")
     maps_of_model = {id(map_.whole()): map_ for map_ in maps}
@@ -296,16 +305,17 @@ def _box_of(call: _BoxCall) -> ChangedBox | None:
     facts = facts_of(call.operator)
     operation = known_operation(facts.name)
     dims = len(call.boxes[0].sides)
+    # its feature maps are known as a box, and weights are plain
     takes_one = len(call.boxes) == 1 and isinstance(call.args[0], BoxMaps)
     if takes_one and (operation.kind == "convolution" or operation.has("pools")):
         return _windows(call)
     if facts.name == "constant_pad_nd":
         return _padded(call)
-    if operation.kind == "batchnorm":
+    if operation.kind == "batchnorm":  # with running statistics, not those of the batch
         mean = call.args[3]
         training = call.args[5]
         is_by_value = takes_one and mean is not None and not training
-    elif facts.name == "cat":
+    elif facts.name == "cat":  # along channels, counted from either end
         is_by_value = call.args[1:] in ((1,), (-dims - 1,)) and not call.plain_tensors
     else:
         has_tag = torch.Tag.pointwise in call.operator.tags
@@ -334,6 +344,7 @@ def _padded(call: _BoxCall) -> ChangedBox | None:
     pads = call.args[1]
     if min(pads) < 0 or len(pads) > 2 * len(box.sides):
         return None
+    # pads come in pairs, before and after a dimension, from the last one on; some may be left out
     first_pads = [*pads[::2], *[0] * (len(box.sides) - len(pads) // 2)][::-1]
     start = box.start + torch.tensor(first_pads)
     return ChangedBox(call.of_images(), box.owners, start, box.values)
@@ -356,15 +367,19 @@ def _windows(call: _BoxCall) -> ChangedBox | None:
     dims = len(box.sides)
     kernel = _each(named["kernel_size"] if is_pool else named["weight"].shape[2:], dims)
     stride = _each(named.get("stride") or kernel.tolist(), dims)
+    # how far the last place of a window lies behind its first
     window_reach = _each(named.get("dilation", 1), dims) * (kernel - 1)
     padding = _each(named.get("padding", 0), dims)
-    if not (window_reach + padding + stride - 1).any():
+    is_one_place = not (window_reach + padding + stride - 1).any()
+    if is_one_place:  # such as a convolution of 1 x 1
         return _values(call)
     of_images = call.of_images()
     map_sides = torch.tensor(of_images.shape[2:])
+    # as many windows reach into the box at most, and all of them into the map
     sides = map_sides.minimum((torch.tensor(box.sides) - 1 + window_reach) // stride + 1)
     if not _is_small(sides.tolist(), of_images.shape[2:]):
         return None
+    # the first window whose last place is in the box: window i begins at i * stride - padding
     first_window = -((window_reach - padding - box.start) // stride)
     start = first_window.clamp(min=0).minimum(map_sides - sides)
     input_sides = (sides - 1) * stride + window_reach + 1
@@ -398,4 +413,6 @@ def _around(boxes: Sequence[ChangedBox]) -> tuple[Tensor, Sequence[int]]:
     start = torch.stack([box.start for box in boxes]).amin(0)
     ends = torch.stack([box.start + torch.tensor(box.sides) for box in boxes]).amax(0)
     sides = [int(side) for side in (ends - start).amax(0)]
-    return torch.minimum(start, torch.tensor(first_box.map_sides) - torch.tensor(sides)), sides
+    # moved back where the common sides would reach beyond the map
+    latest_start = torch.tensor(first_box.map_sides) - torch.tensor(sides)
+    return torch.minimum(start, latest_start), sides

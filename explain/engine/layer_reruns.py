@@ -50,6 +50,7 @@ class LayerRerun:
         a probe finds right, and the number of samples of a batch."""
         context = self.context
         self._image = image
+        # kept for further samples where there is but one image
         prefixes = context.state.prefixes if len(context.inputs) == 1 else {}
         # hooks of others would see that not all is run
         if self._layer not in prefixes and not has_hooks(context.model):
@@ -80,6 +81,7 @@ class LayerRerun:
         maps = self.samples.make(numbers)
         first_sample = 0
         if self._way_to_run == "one at a time":
+            # the batch is the caller's, with the maps of one image perturbed in their place
             first_sample = int(self._image)
             maps = self._maps.to(maps).index_copy(0, self._image, maps)
             images = torch.arange(len(maps), device=context.device)

@@ -75,7 +75,7 @@ class Backward:
         return self.rule is not None or self.propagates
 
 
-_OF_BACKWARD = {field.name for field in fields(Backward)}
+_BACKWARD_FIELDS = {field.name for field in fields(Backward)}
 
 
 class Reference(Hashable, Protocol):
@@ -139,7 +139,7 @@ class Need(Generic[T]):
         """
         if not self.differentiates:
             return None
-        names = [field.name for field in fields(self) if field.name in _OF_BACKWARD]
+        names = [field.name for field in fields(self) if field.name in _BACKWARD_FIELDS]
         return Backward(**{name: getattr(self, name) for name in names}, second=self.second)
 
 
@@ -478,7 +478,7 @@ class Evidence:
         """
 
         def of_frames(tensor: Tensor) -> Tensor:
-            if tensor.ndim >= 5:
+            if tensor.ndim >= 5:  # (N, C, T, h, w)
                 return tensor.movedim(-3, 1).flatten(0, 1)
             return tensor.repeat_interleave(frames, 0)
 
@@ -487,14 +487,14 @@ class Evidence:
         grids = Grids(self.size[1:], frames * len(self.inputs))
         answers = {need: of_frames(self[need]) for need in needs}
         return Evidence(
-            of_frames(self.inputs),
-            of_frames(self.score),
-            classes,
-            self.target,
-            grids,
-            logits,
-            self.layer,
-            answers,
+            inputs=of_frames(self.inputs),
+            score=of_frames(self.score),
+            classes=classes,
+            target=self.target,
+            grids=grids,
+            logits=logits,
+            layer=self.layer,
+            answers=answers,
         )
 
 

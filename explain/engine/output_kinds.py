@@ -55,8 +55,10 @@ def record_output(model: nn.Module, inputs: Inputs) -> tuple[Any, dict[int, Orig
         recorder.add_input(tensor)
     with untouched(model), torch.no_grad(), Watcher(recorder.watched), recorder:
         output = inputs.call(model)
+    # also those that an object has as attributes
     tensors = nested.paths((output, getattr(output, "__dict__", None)))
     values = {id(tensor): recorder.value_of(tensor) for _, tensor in tensors}
+    # what left the record may have come back as a constant
     blind = bool(recorder.unseen) or not any(value.depends for value in values.values())
     ranges = ranges_of(recorder.steps, blind=blind)
     weighted = _weighted_steps(recorder.steps, blind=blind)
@@ -150,8 +152,9 @@ class OutputReader:
                 for key, tensor in tensors.items()
                 if id(tensor) in origins
             }
+            are_all_known = len(steps) == len(tensors)
             # tensors that others are computed from, by more steps with weights, are features
-            if len(steps) == len(tensors):
+            if are_all_known:
                 tensors = {
                     key: tensor
                     for key, tensor in tensors.items()
@@ -190,16 +193,19 @@ class OutputReader:
         recorded operations, or by whether outputs for noise add up to one too."""
         output, origins = self._recorded
         tensor = read(output, len(self._inputs))
+        # that of the tensor, or of what it is a view of
         origin = origins.get(id(tensor)) or origins.get(id(getattr(tensor, "_base", None)))
         final = (
             None if origin is None or origin.range is None else _final_activation_in(origin.range)
         )
-        may_be_shares = final is None or not (final.classes or self.activation == "sigmoid")
-        if may_be_shares and adds_up(values):
+        # the record shows no softmax; but scores that add up to one for noise too come from one
+        may_be_softmax = final is None or not (final.classes or self.activation == "sigmoid")
+        if may_be_softmax and adds_up(values):
             on_noise = self._on_noise(read)
             sums_to_one = all(map(adds_up, on_noise))
             if sums_to_one and any(map(is_fractional, on_noise)):
                 return FinalActivation(values.shape[1])
+        # the caller says that there is none, and the record does not know the scores
         is_in_doubt = origin is None and self.activation == "none"
         if is_in_doubt and all(map(may_be_probabilities, self._on_noise(read))):
             return FinalActivation()
@@ -209,7 +215,7 @@ class OutputReader:
         """The scores for two inputs of noise, always the same, as ``read`` takes them; NaN if the
         network fails on noise or gives none."""
         x = self._inputs.x
-        nothing = torch.full((1, 2), math.nan)
+        nothing = torch.full((1, 2), math.nan)  # neither adds up to one, nor may be probabilities
         results = list[Tensor]()
         for seed in range(2):
             noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
@@ -230,7 +236,7 @@ def _final_activation_in(values: Range) -> FinalActivation | None:
     values, and if they take up less than half of it."""
     for logs in (False, True):
         low, high, _ = values
-        if logs:
+        if logs:  # above 1 they are none, and their exponentials might overflow
             low, high = math.exp(min(low, 1.0)), math.exp(min(high, 1.0))
         if low >= -ROUNDING and high <= 1 + ROUNDING and high - low >= 0.5:
             return FinalActivation(values.classes, logs)

@@ -210,11 +210,11 @@ class _InOrder(Accumulator):
     def __init__(self, score: Tensor, by_image: bool) -> None:
         """Begin with empty tensors, so that there is a result also without samples; ``score``
         ``(N,)`` gives their type and device."""
-        none = torch.zeros(0, dtype=torch.long, device=score.device)
+        no_indices = torch.zeros(0, dtype=torch.long, device=score.device)
         self._count = len(score)
         self._by_image = by_image
-        self._images = [none]
-        self._numbers = [none]
+        self._images = [no_indices]
+        self._numbers = [no_indices]
         self._values = [score.new_zeros(0)]
 
     def add(self, images: Tensor, numbers: Tensor, values: Tensor) -> None:
@@ -228,6 +228,7 @@ class _InOrder(Accumulator):
         the numbers of an image must be distinct."""
         images = torch.cat(self._images)
         numbers = torch.cat(self._numbers)
+        # one key sorts by image, then by number
         sort_keys = images * (len(numbers) + 1) + numbers
         values = torch.cat(self._values)[sort_keys.argsort()]
         if not self._by_image:

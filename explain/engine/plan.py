@@ -137,10 +137,10 @@ class Plan:
         for need in self.needs:
             if isinstance(need.kind, Attributions):
                 perturbation = need.kind.perturbation
-                depends = perturbation.of_layer or any(
+                reads_layer = perturbation.of_layer or any(
                     need_of_perturbation.of_layer for need_of_perturbation in perturbation.needs
                 )
-                perturbed_at = (perturbation, need.layer if depends else None)
+                perturbed_at = (perturbation, need.layer if reads_layer else None)
                 needs_of.setdefault(perturbed_at, []).append(need)
         return tuple(
             [
@@ -387,11 +387,9 @@ class Plan:
         count = self.rows_of(stream)
         counted = _counted(count, "perturbed input", "s") if count else "perturbed inputs"
         from_layer = f" from {stream.layer} on" if stream.perturbation.of_layer else ""
-        back = inner.passes_back
-        return (
-            f"{counted} ({stream.perturbation}) "
-            f"forward{from_layer}{' and back' * bool(back)}{f' {back} times' * (back > 1)}"
-        )
+        back = " and back" if inner.passes_back else ""
+        times = f" {inner.passes_back} times" if inner.passes_back > 1 else ""
+        return f"{counted} ({stream.perturbation}) forward{from_layer}{back}{times}"
 
     def _nested(self) -> list[str]:
         """The lines of the printed plan for samples that are perturbed once more, as by occlusion

@@ -37,10 +37,10 @@ class LayerPrefix:
         """Each operator, and what it gave."""
         self.is_known = False
         """Whether a pass has come to the layer."""
-        self._is_behind = False
+        self._is_behind = False  # whether the pass that runs has come to it
         self._made = set[int]()
         """The memory of tensors that the operators have made."""
-        self._bytes = 0
+        self._bytes = 0  # of these tensors
 
     @contextmanager
     def passing(self) -> Iterator[None]:
@@ -70,25 +70,29 @@ class LayerPrefix:
         """Run an operator of the network and note its result, or answer it with an earlier one.
         Hooks run their own operators in each pass."""
         facts = facts_of(operator)
-        if handles.acting.depth or facts.is_view or not self.is_exact:
+        is_of_hook = bool(handles.acting.depth)
+        # a view costs nothing: it is made again, of what was answered
+        if is_of_hook or facts.is_view or not self.is_exact:
             return operator(*args, **kwargs)
-        if self.is_known and not self._is_behind:
+        is_answered = self.is_known and not self._is_behind
+        if is_answered:
             noted, result = next(self._answers, (None, None))
             if noted is not operator:
                 raise PrefixError(f"another operator is called than before: {operator}")
             return mapped(result, _without_graph)
         written = written_tensors(writes_of(facts, args), args, kwargs)
-        is_past = [memory_of(tensor) in self._made for tensor in written]
+        is_made_before = [memory_of(tensor) in self._made for tensor in written]
         result = operator(*args, **kwargs)
         if self._is_behind:
-            if any(is_past):
+            if any(is_made_before):  # what was noted is overwritten
                 self.forget()
             return result
         new_tensors = [] if written else list(tensors_of(result))
         self._made.update(map(memory_of, new_tensors))
         self._bytes += sum(tensor.nbytes for tensor in new_tensors)
         self.results.append((operator, result))
-        if facts.moves_itself or not all(is_past) or self._bytes > MEMORY:
+        # an answer cannot write into what was there before the pass, nor move a tensor in place
+        if facts.moves_itself or not all(is_made_before) or self._bytes > MEMORY:
             self.forget()
         return result
 

@@ -33,7 +33,7 @@ def ranges_of(steps: Iterable[Step], *, blind: bool = False) -> dict[Value, Rang
         of_step = _range_of_share(step, ranges) or _range_of(step, arguments)
         for value in step.outputs:
             # neither constants, nor the indices of maxima
-            if of_step and value and value.depends and value.dtype.is_floating_point:
+            if of_step and value.depends and value.dtype.is_floating_point:
                 ranges[value] = of_step
     return ranges
 
@@ -66,15 +66,17 @@ def _range_of(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
     if arguments and operation.has("monotone"):
         return _at_extremes(step, arguments)
     if arguments and (operation.traits & _KEEPING or step.name == "sum"):
-        sums = step.output
-        terms = step.inputs[0].numel / sums.numel if step.name == "sum" else 1
+        # of a sum, how many values each one adds up
+        terms = step.inputs[0].numel / step.output.numel if step.name == "sum" else 1
         low = min(argument.low for argument in arguments.values())
         high = max(argument.high for argument in arguments.values())
         return Range(low * terms, high * terms, _classes(arguments))
     if operation.range is None:
         return None
-    is_shared = operation.kind == "softmax" and step.args[0].shape
-    return Range(*operation.range, step.args[0].shape[step.args[1]] if is_shared else 0)
+    classes = 0
+    if operation.kind == "softmax" and step.args[0].shape:
+        classes = step.args[0].shape[step.args[1]]
+    return Range(*operation.range, classes)
 
 
 def _at_extremes(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
@@ -82,6 +84,7 @@ def _at_extremes(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
     values and 0, in all combinations."""
     ends: list[Sequence[float]] = []
     for low, high, _ in arguments.values():
+        # 0 from both sides, where a quotient leaps
         ends.append((low, -0.0, 0.0, high) if low < 0 < high else (low, high))
     results: list[float] = []
     for numbers in itertools.product(*ends):
@@ -91,7 +94,8 @@ def _at_extremes(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
     if any(map(math.isnan, results)):
         return None
     low, high = min(results), max(results)
-    rises = results[0] == low and results[-1] == high  # 1 - p adds up to something else
+    # the first is that of all least values; 1 - p, which falls, adds up to something else
+    rises = results[0] == low and results[-1] == high
     return Range(low, high, _classes(arguments) if rises else 0)
 
 
@@ -104,18 +108,20 @@ def _classes(arguments: Mapping[Value, Range]) -> int:
 def _range_of_share(step: Step, ranges: Mapping[Value, Range]) -> Range | None:
     """The range of what is divided by its own sum, as a softmax is, or by one more than itself, as
     a sigmoid is; or of the logarithm of a share. None for all else."""
-    part, whole = (*step.args, None, None)[:2]
+    part, whole = (*step.args, None, None)[:2]  # None where fewer are given
     if step.kwargs or not (isinstance(part, Value) and isinstance(whole, Value)):
         return None
     is_quotient = step.name == "div" and part in ranges and ranges[part].low >= 0
     is_log = step.name == "sub" and whole.numel < part.numel
     if not (is_quotient or (is_log and bool((part.tensor <= whole.tensor).all()))):
         return None
+    # whether it is its own sum, and along which dimension, is seen in the recorded values
     parts, wholes = part.tensor.double(), whole.tensor.double()
     rounding = 1e-2 if part.dtype.itemsize == 2 else 1e-4
+    absolute_rounding = rounding if is_log else 0
     for dim, size in enumerate(parts.shape):
         sums = parts.logsumexp(dim, True) if is_log else parts.sum(dim, True)
-        if torch.allclose(wholes, sums, rounding, rounding * is_log):
+        if torch.allclose(wholes, sums, rtol=rounding, atol=absolute_rounding):
             return Range(-math.inf, 0.0, size) if is_log else Range(0.0, 1.0, size)
-    is_sigmoid = is_quotient and torch.allclose(wholes, parts + 1, rounding, 0)
+    is_sigmoid = is_quotient and torch.allclose(wholes, parts + 1, rtol=rounding, atol=0)
     return Range(0.0, 1.0) if is_sigmoid else None

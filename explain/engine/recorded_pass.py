@@ -41,6 +41,7 @@ class RecordedPass:
     """The attentions of the pass, if they were asked for, and their weights."""
     attention_weights: Sequence[Value] = ()
     _outputs: list[tuple[GradientEdge, Value]] = field(default_factory=list)
+    """Where walks back begin: the copies in the model's output, each with its value."""
 
     @classmethod
     def begin(
@@ -62,10 +63,13 @@ class RecordedPass:
         sources = {path: recorder.value_of(tensor) for path, tensor in explained.items()}
         values = read_outputs(group, layers, recorder.value_of)
         record_until(stack, recorder)
-        return cls(len(inputs), images, sources, values, recorder)
+        return cls(
+            count=len(inputs), images=images, sources=sources, layers=values, _recorder=recorder
+        )
 
     def finish(self, output: Any, *, attention: bool = False) -> None:
         """End the recording with the model's output; with ``attention``, find its attentions."""
+        # read first, since the recorder lets go of them at the end
         tensors = self._recorder.tensors if attention else {}
         self.recording: Recording = finished(self._recorder, output)
         if not attention:
@@ -75,7 +79,7 @@ class RecordedPass:
         self.attention_weights = [recorded.weights.value for recorded in attentions]
         records = []
         for recorded, weights in zip(attentions, self.attention_weights, strict=True):
-            tensor = tensors.get(weights)
+            tensor = tensors.get(weights)  # in its graph, if it still holds the weights
             tensor = weights.tensor if tensor is None else tensor
             records.append(AttentionRecord(recorded, tensor, images))
         self.attention = records

@@ -20,7 +20,7 @@ from explain.recording.operations import TABLE, KnownOperation
 from explain.relevance.gradient_rules import Coverage, GradientRule, GradientTuple
 from explain.relevance.rectifiers import Operation
 
-_NEVER = {
+_NEVER_RECTIFYING = {
     "convolution",
     "matrixproduct",
     "batchnorm",
@@ -31,6 +31,7 @@ _NEVER = {
 }
 """Kinds of operations that are no part of a rectifier, in whatever words."""
 _OPERATIONS = {name.replace("_", ""): operation for name, operation in TABLE.items()}
+"""The table by names as Nodes have them: in lower case, without underscores."""
 
 
 def rectifying_nodes(outputs: Iterable[Tensor], sources: Iterable[Tensor]) -> list[Node] | None:
@@ -39,14 +40,14 @@ def rectifying_nodes(outputs: Iterable[Tensor], sources: Iterable[Tensor]) -> li
     reach = Reach(sources)
     rectifiers = []
     for node in dict.fromkeys(chain.from_iterable(map(graph, outputs))):
-        if not reach.of(node):
+        if not reach.of(node):  # as of weights, which no gradient is taken in
             continue
         operation = _operation(node)
         if operation is not None and operation.has("rectifies"):
             rectifiers.append(node)
         elif not _never_rectifies(node, operation):
             return None
-    return sorted(rectifiers, key=lambda node: node._sequence_nr())
+    return sorted(rectifiers, key=lambda node: node._sequence_nr())  # counts Nodes as they are made
 
 
 def hook_rectifiers(rule: GradientRule, rectifiers: Sequence[Node], group: HookGroup) -> Coverage:
@@ -84,11 +85,14 @@ def _operation(node: Node) -> KnownOperation | None:
 
 
 def _never_rectifies(node: Node, operation: KnownOperation | None) -> bool:
-    """Whether what a Node differentiates is no part of a rectifier, in whatever words."""
+    """Whether what a Node differentiates is no part of a rectifier, in whatever words. A wrong yes
+    would leave a rectifier out, a wrong no costs a recording."""
     if operation is None:
-        return hasattr(node, "variable")  # a leaf
-    if operation.name in ("add", "mul"):  # of two signals; x * (x > 0) has one
+        return hasattr(node, "variable")  # a leaf, which no operation made
+    if operation.name in ("add", "mul"):
+        # of two signals; with a constant, as in x * (x > 0), one of the Nodes before is None
         return all(parent is not None for parent, _ in node.next_functions)
     if operation.kind is None:
         return not operation.traits.isdisjoint({"moves", "permutes", "resizes"})
-    return operation.kind in _NEVER or operation.has("gates") or operation.name == "cat"
+    is_other_kind = operation.kind in _NEVER_RECTIFYING
+    return is_other_kind or operation.has("gates") or operation.name == "cat"

@@ -112,8 +112,11 @@ class RerunContext:
         image): the first of ``choices`` that gives an unperturbed ``image`` its score."""
         if place not in self.state.ways:
             images = self._probed(image)
+            # then the inputs themselves are a batch in which one image is perturbed
             alone_anyway = self.origin is not None and self.origin.image is not None
-            if alone_anyway or (place is None and len(images) == 1):
+            # the user wants single samples, which behind a layer may yet be run in several ways
+            is_single_input = place is None and len(images) == 1
+            if alone_anyway or is_single_input:
                 self.state.ways[place] = "one at a time"
             else:
                 right = (way for way, run in choices.items() if self._probe_way(run, images))
@@ -178,6 +181,7 @@ class RerunContext:
         its known score between far ones; no after any error of the network."""
         logits = self.forward.logits
         are_same = []
+        # from the second in steps that lead to the last
         of_image = slice(1, None, max(1, len(images) - 2)) if len(images) > 1 else slice(None)
         try:
             with intervening_on_samples(images), self.runs_model():
@@ -220,7 +224,7 @@ class RerunContext:
         return "one at a time"
 
     def _must_repeat(self) -> None:
-        """Run the caller's batch again, as perturbed samples are run one at a time in it."""
+        """Run the caller's batch again, and refuse a model that gives it other scores then."""
         images = torch.arange(len(self.inputs), device=self.device)
         with intervening_on_samples(images), self.runs_model():
             output = self.inputs.rows(images).call(self.model)
@@ -239,12 +243,15 @@ class RerunContext:
         one = one.to(resolved.score)
         other = other.to(resolved.score)
         rounding = torch.finfo(self.inputs.x.dtype).eps
-        if self.footprint.half or rounding > 1e-4:
+        is_half = self.footprint.half or rounding > 1e-4
+        if is_half:
             return torch.isclose(one, other, rtol=0.1, atol=1e-2).all()
-        relative, absolute = (1e-3, 1e-4) if rounding > 1e-10 else (1e-5, 1e-8)
+        is_single = rounding > 1e-10
+        relative, absolute = (1e-3, 1e-4) if is_single else (1e-5, 1e-8)
         # rounding differs between batch sizes, and is as large as the numbers that scores are made
         # of, such as the largest class score
         scale = self.forward.scale(resolved).to(other)
+        # without a scale, as of probabilities, the relative tolerance alone counts
         relative_tolerance = torch.where(scale == 0, 10 * relative, relative)
         return ((one - other).abs() <= absolute * scale + relative_tolerance * other.abs()).all()
 

@@ -80,7 +80,10 @@ def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
     running them. Only for streams of which `PerturbationPass.is_known` is true."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
-        accumulators = TargetAccumulators(stream, context, resolved, {}, torch.zeros_like(images))
+        # each image has one sample, with the number 0; no progress is shown, so no names
+        accumulators = TargetAccumulators(
+            stream, context, resolved, names={}, numbers=torch.zeros_like(images)
+        )
         accumulators.read(images, images, partial(context.evidence, resolved))()
         resolved.answers.update(accumulators.results(partial=False))
 
@@ -226,13 +229,14 @@ class InputRerun:
         self._sums = sums
         self._inner = stream.inner_plan
         """The passes that are needed of each sample beside its score."""
+        # a single sample of a single image needs no probe: it is run as the image was
         is_alone = len(self.samples.owners) == len(context.inputs) == 1
         self._way_to_run: Way = "one at a time" if is_alone else self._find_way_to_run()
         self._is_by_hooks = stream.perturbation.is_by_hooks
         self._draws_anew = stream.perturbation.draws_anew
         if not self._draws_anew:
             context.warn_of_draws()
-        elif context.state.draws:
+        elif context.state.draws:  # each sample has random numbers of its own
             self._way_to_run = "one at a time"
         self._look_at_gradients(stream.gradients_plan)
         has_scores = context.forward.logits is not None and not stream.inner
@@ -253,6 +257,7 @@ class InputRerun:
         if not methods or not plan.needs or methods in context.state.looked_at:
             return
         context.state.looked_at.add(methods)
+        # one image does, unless the others of its batch change its score
         together = self._way_to_run != "one at a time"
         inputs = context.inputs.first() if together else context.inputs
         images = torch.arange(len(inputs), device=context.device)
@@ -304,7 +309,7 @@ class InputRerun:
         is_on_cpu = x.device.type == "cpu" and CALLERS_DEVICE.get() is None
         if not is_plain or not is_image or not is_on_cpu or count < WORTH_A_TRIAL:
             return None
-        if context.footprint.whole * len(x) > MEMORY:
+        if context.footprint.whole * len(x) > MEMORY:  # it keeps what all operators give for images
             return None
         incremental = context.state.incremental or IncrementalInference(context.model, x)
         context.state.incremental = incremental
@@ -389,7 +394,8 @@ class InputRerun:
         settings = context.settings
         if settings.progress is not None:
             settings = replace(settings, progress=None)
-        if self._way_to_run == "one at a time":
+        is_alone = self._way_to_run == "one at a time"
+        if is_alone:  # so are samples that are made of these
             settings = replace(settings, batch_size=1)
         unperturbed = context.evidence(context.targets[0], None)
         end_sample = first_sample + len(indices)
@@ -405,7 +411,6 @@ class InputRerun:
             )
             return torch.cat([of_samples[:first_sample], moved, of_samples[end_sample:]])
 
-        is_alone = self._way_to_run == "one at a time"
         image = first_sample if is_alone else None
         draws: AbstractContextManager[None] = nullcontext()
         if self._draws_anew and is_alone:

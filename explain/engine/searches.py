@@ -32,6 +32,7 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
     read = _reader(need, replace(context, targets=[resolved]))
 
     def maps() -> dict[str, Tensor]:
+        """The maps so far; zeros for searches without samples yet."""
         return {
             method.name: torch.cat([search.map() * (search.samples > 0) for search in searches])
         }
@@ -39,6 +40,7 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
     for number, search in enumerate(searches):
         deadline = math.inf if seconds is None else began + seconds * (number + 1) / len(searches)
 
+        # the numbers of this search, since the loop goes on
         def report(earlier: int = sum(planned[:number]), search: Search = search) -> None:
             runtime.report_progress(settings.progress, earlier + search.samples, sum(planned), maps)
 
@@ -99,8 +101,8 @@ def _run(
             continue
         values = read(samples)
         search.samples += len(values)
-        only_describes = search.finishing  # samples after the time is over only describe the result
+        is_progress = not search.finishing  # samples after its time only describe the result
         samples = next_samples(steps.send, values)
-        if not only_describes:
+        if is_progress:
             report()
     search.finished = True

@@ -150,7 +150,8 @@ class Footprint:
             for number, (name, _) in enumerate(self.outputs)
             if after and f"{name}.".startswith(f"{after}.")
         ]
-        sizes = [size for _, size in self.outputs[max(calls_in_layer, default=0) :]] or [MEMORY]
+        first_call = max(calls_in_layer, default=0)
+        sizes = [size for _, size in self.outputs[first_call:]] or [MEMORY]  # nothing was seen
         largest = max(1, max(sizes))
         free_bytes = (
             int(torch.cuda.mem_get_info(device)[0]) // 2 if device.type == "cuda" else MEMORY

@@ -82,7 +82,7 @@ class TokenRerun:
     def _output(self, keep: Tensor) -> Any:
         """The network's output for subsets ``keep`` ``(b, h, w)`` of the image's tokens, as many in
         each sample; others are taken out of the first block's input."""
-        is_taken: list[bool] = []
+        is_taken: list[bool] = []  # not empty once the first block has got its tokens
 
         def kept_tokens(tokens: Any) -> Tensor | None:
             """The tokens of each sample out of the first block's input ``(1, tokens, C)``:

@@ -64,19 +64,21 @@ def check_inputs(
         )
     for path in inputs.paths:  # the image, and what is explained together with it
         tensor = inputs.tensor(path)
-        name = name if path == inputs.path else f"input {dotted(path)}"
+        tensor_name = name if path == inputs.path else f"input {dotted(path)}"
         if not tensor.is_floating_point():
             raise ImageError(
-                f"{name} must be floating point, got {tensor.dtype}; leave it out of explained"
+                f"{tensor_name} must be floating point, got {tensor.dtype}; leave it out of "
+                "explained"
             )
         if path != inputs.path and not inputs.goes_with_images(path):
             raise ImageError(
-                f"{name} must have {len(inputs)} samples, got {tuple(tensor.shape)}; leave it out"
+                f"{tensor_name} must have {len(inputs)} samples, got {tuple(tensor.shape)}; leave "
+                "it out"
             )
         # the sum is quick, finite only if all values are, and small of preprocessed images
         total = tensor.detach().sum()
         total = total.masked_fill(total > BRIGHT * tensor.numel(), torch.nan)
-        require_finite(total, partial(_check_values, model, tensor, name))
+        require_finite(total, partial(_check_values, model, tensor, tensor_name))
     may_end_in_channels = x.ndim != 4 or x.shape[-1] in COLOURS
     return with_layout(model, inputs) if may_end_in_channels else inputs
 

@@ -39,13 +39,14 @@ class Geometry:
 
     def fills(self, count: int) -> bool:
         """Whether each of ``count`` elements of the memory belongs to the tensor exactly once."""
-        expected = 1
+        # from the innermost dimension on, each stride must be as long as what lies inside of it
+        length_inside = 1
         for stride, size in sorted(zip(self.stride, self.size, strict=True)):
             if size != 1:
-                if stride != expected:
+                if stride != length_inside:
                     return False
-                expected *= size
-        return self.offset == 0 and expected == count
+                length_inside *= size
+        return self.offset == 0 and length_inside == count
 
     @property
     def order(self) -> list[int]:
@@ -108,10 +109,11 @@ class Aliases:
         if binding is not None and binding.memory is memory and binding.version == memory.version:
             return binding.value
         value = self._flipped(tensor, self._part(memory, Geometry.of(tensor)))
+        # then the tensor's gradient is that of what was there before, not of what was written
         if tensor.requires_grad and not memory.writer.requires_grad:
             self._leave("a write past autograd")
         if not tensor.requires_grad and torch.is_grad_enabled():
-            # x.data, or another path past autograd
+            # x.data, or another path past autograd: no gradient leads back
             value = self._note(aten.detach.default, value, shape=value.shape, dtype=value.dtype)
         value.kept = tensor.detach()
         self.bind(tensor, value)
@@ -122,9 +124,12 @@ class Aliases:
         key = memory_of(tensor)
         memory = self._memories.get(key)
         if memory is None:
+            # a tensor from elsewhere may be a conjugate view of memory that was not seen before
             is_foreign = value.kind in ("input", "constant")
             stored = self._flipped(tensor, value) if is_foreign else value
-            memory = self._memories[key] = Memory(stored, _without_graph(tensor, value), tensor)
+            memory = self._memories[key] = Memory(
+                value=stored, tensor=_without_graph(tensor, value), writer=tensor
+            )
         memory.views.append(value)
         self._bindings[id(tensor)] = _Binding(tensor, value, memory, memory.version)
 
@@ -133,13 +138,15 @@ class Aliases:
         memory = self._memories.get(memory_of(tensor))
         if memory is None:
             return
+        # a write into a part is noted as one into the flat memory, made of what is there before
         if memory.flat is None and not Geometry.of(tensor).fills(_count(tensor)):
             self._flatten(memory)
         for value in memory.views:
+            # what no step has read may be computed again by the step that made it, if there is one
             needed = value.is_read or value.step is None
             if value.kept is not None:
                 value.kept = value.kept.clone() if needed else None
-        memory.views.clear()
+        memory.views.clear()  # none of them lies in it any more
 
     def written(self, tensor: Tensor, value: Value) -> None:
         """Let a tensor hold the value that was written into it; other views of its memory are
@@ -157,7 +164,7 @@ class Aliases:
             memory.tensor = _without_graph(tensor, value)
             memory.flat = None
         else:
-            assert memory.flat is not None
+            assert memory.flat is not None  # made by `before_write`
             memory.flat = self._note(
                 as_strided_scatter,
                 self._reinterpreted(memory.flat, geometry.dtype),
@@ -182,6 +189,7 @@ class Aliases:
     def _flipped(self, tensor: Tensor, value: Value) -> Value:
         """The value of a tensor as memory has it, or back, if the tensor is a conjugate or negative
         view."""
+        # both undo themselves, so that one function does for both ways
         if tensor.is_conj():
             value = self._note(
                 aten.conj_physical.default, value, shape=value.shape, dtype=value.dtype
@@ -210,6 +218,7 @@ class Aliases:
         geometry = memory.geometry
         count = _count(memory.tensor)
         if geometry.fills(count):
+            # dimensions in the order of memory, in which contiguous values are as they lie there
             sizes = tuple(geometry.size[axis] for axis in geometry.order)
             ordered = self._note(
                 aten.permute.default,
@@ -229,6 +238,7 @@ class Aliases:
                 aten.view.default, contiguous, [count], shape=(count,), dtype=geometry.dtype
             )
         else:
+            # the known tensor is a part of it, and what lies around counts as constant
             around = memory.tensor.as_strided((count,), (1,), 0)
             memory.flat = self._note(
                 as_strided_scatter,
@@ -265,6 +275,7 @@ def as_strided_scatter(
     """A copy of ``flat`` with ``part`` in it, as the operator of this name, whose own derivative is
     wrong for parts with gaps (PyTorch 2.14)."""
     result = flat.clone()
+    # along a stride of 0 one element is repeated: only the first is written
     once = [count if step else min(count, 1) for count, step in zip(size, stride, strict=True)]
     without_repeats = part[tuple(slice(count) for count in once)]
     result.as_strided(once, stride, offset).copy_(without_repeats)

@@ -33,13 +33,14 @@ class Factor:
     def by_head(self, tensor: Tensor) -> Tensor:
         """A tensor in the shape of the value, or one that broadcasts to it, as ``(M, tokens,
         channels)``: all other dimensions in one."""
+        # only dimensions that are joined to one must be written out
         sizes = [
             1 if old == 1 and dim in (self.tokens, self.channels) else size
             for dim, (old, size) in enumerate(zip(tensor.shape, self.value.shape, strict=True))
         ]
         tensor = tensor.expand(sizes)
         tokens = self.tokens
-        if tokens is None:
+        if tokens is None:  # a last dimension, for one token
             tokens = tensor.ndim
             tensor = tensor.unsqueeze(tokens)
         moved = tensor.movedim((tokens, self.channels), (-2, -1))
@@ -74,14 +75,15 @@ class RecordedAttention:
     @property
     def module(self) -> str:
         """The path of the innermost module that computes it, from the projection of queries on."""
-        query: Value | None = self.query.value
-        while query is not None and query.step is not None:
-            if query.step.operation.kind in ("matrixproduct", "convolution"):
+        projected: Value | None = self.query.value
+        while projected is not None and projected.step is not None:
+            if projected.step.operation.kind in ("matrixproduct", "convolution"):
                 break
-            query = next((value for value in query.step.inputs if value.depends), None)
-        values = (query, self.scores, self.weights.value, self.result.value)
+            projected = next((value for value in projected.step.inputs if value.depends), None)
+        values = (projected, self.scores, self.weights.value, self.result.value)
         steps = [value.step for value in values if value is not None]
         paths = [step.module.split(".") for step in steps if step is not None]
+        # the names at each depth, from the outermost on, as long as all paths have the same
         shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
         return ".".join(names[0] for names in shared)
 
@@ -172,14 +174,14 @@ def heads_together(attentions: Iterable[T]) -> list[list[T]]:
     network computes its heads, or images, one by one."""
     groups: list[list[T]] = []
     for attention in attentions:
-        earlier = [{of_head.number for of_head in group} for group in groups[-2:]]
+        last_groups = [{of_head.number for of_head in group} for group in groups[-2:]]
         # they follow each other, have weights of the same shape, and none depends on another; all
-        # depend on the attention before
+        # depend on the attention before, if there is one
         is_head = (
             bool(groups)
             and groups[-1][0].shape == attention.shape
-            and attention.predecessors.isdisjoint(earlier[-1])
-            and (len(earlier) == 1 or not attention.predecessors.isdisjoint(earlier[0]))
+            and attention.predecessors.isdisjoint(last_groups[-1])
+            and (len(last_groups) == 1 or not attention.predecessors.isdisjoint(last_groups[0]))
         )
         if is_head:
             groups[-1].append(attention)
@@ -220,10 +222,13 @@ def _from_arguments(value: Value, memo: dict[Value, Labels | None]) -> Labels | 
         return _numbered(value, [len(value.shape) - 1])
     labels: dict[Value, Labels] = {}
     for source in step.inputs:
-        of_source = _tokens_of(source, memo) if source.depends == value.depends else None
+        # a weight or a mask beside a signal says nothing of the signal's tokens
+        if source.depends != value.depends:
+            continue
+        of_source = _tokens_of(source, memo)
         if of_source is not None:
             labels[source] = of_source
-        elif source.depends == value.depends and not step.is_pointwise:
+        elif not step.is_pointwise:
             return None
     if not labels:
         return None
@@ -251,14 +256,12 @@ def _followed(step: Step, scores: Mapping[Value, _Scores]) -> dict[Value, _Score
         return {}
     source = min(carriers, key=lambda value: _preference(scores[value]))
     of_source = scores[source]
-    rows, columns = (
-        {
-            value: scores[value].tokens[side]
-            for value in carriers
-            if scores[value].product is of_source.product
-        }
-        for side in (0, 1)
-    )
+    # the tokens of both factors of the product, rows and columns, are followed one by one
+    rows: dict[Value, Labels] = {}
+    columns: dict[Value, Labels] = {}
+    for value in carriers:
+        if scores[value].product is of_source.product:
+            rows[value], columns[value] = scores[value].tokens
     if step.operation.kind == "softmax":
         result = step.results[0]
         assert result is not None
@@ -283,45 +286,53 @@ def _normalised(step: Step, source: Value, result: Value, scores: _Scores) -> _S
     """Scores after a step: they are weights if it completes a softmax, by hand or not."""
     if scores.attention is not None:
         return scores
+    # a softmax is one step, or exp(x) / exp(x).sum(dim), or exp(x - x.logsumexp(dim))
     name = step.name
-    dim: int | None = None
+    softmax_dim: int | None = None
     log_dim = scores.log_dim
     if step.operation.kind == "softmax":
-        dim = step.args[1] % len(result.shape)
+        softmax_dim = step.args[1] % len(result.shape)
         if name == "_log_softmax":
-            return replace(scores, log_dim=dim)
+            return replace(scores, log_dim=softmax_dim)
     elif name == "sub":
         log_dim = _reduced_over(step.args[1], source, "logsumexp")
     elif name in ("exp", "exp2"):
-        dim = log_dim
+        softmax_dim = log_dim
         scores = replace(scores, is_exponential=True)
-    elif name in ("div", "mul") and scores.is_exponential:
+    elif name in ("div", "mul") and scores.is_exponential:  # by the sum, or its reciprocal
         divisors = [value for value in step.inputs if value is not source]
-        dim = _reduced_over(divisors[-1], source, "sum") if divisors else None
-    if dim is None:
+        softmax_dim = _reduced_over(divisors[-1], source, "sum") if divisors else None
+    if softmax_dim is None:
         return replace(scores, log_dim=log_dim)
-    return _weights(result, dim, scores)
+    return _weights(result, softmax_dim, scores)
 
 
 def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
     """The weights that a softmax over a dimension gives, if it is over the tokens of a factor."""
+    # keys are what the softmax is over: mostly the second factor, which is tried first
     for keys in (1, 0):
         of_keys = scores.tokens[keys]
         of_queries = scores.tokens[1 - keys]
         along_queries = [d for d, size in enumerate(of_queries.shape) if size > 1]
         along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
-        is_alone = not along_keys and value.shape[dim] == 1
-        if len(along_queries) > 1 or not (along_keys == [dim] or is_alone):
+        is_single_key = not along_keys and value.shape[dim] == 1
+        if len(along_queries) > 1 or not (along_keys == [dim] or is_single_key):
             continue
-        if not along_queries:  # a single query
-            single = [d for d, size in enumerate(value.shape) if size == 1 and d != dim]
-            along_queries = single[-1:]
+        if not along_queries:  # a single query, which may have a dimension for it
+            of_size_one = [d for d, size in enumerate(value.shape) if size == 1 and d != dim]
+            along_queries = of_size_one[-1:]
         query = scores.product.factors[1 - keys]
         key = scores.product.factors[keys]
         queries = along_queries[0] if along_queries else None
-        weights = Factor(value, queries, dim)
-        # the values, and what it gives, are known when they are met
-        attention = RecordedAttention(scores.product.result, weights, query, key, key, key)
+        # values and result are not met yet; keys stand in their place until then
+        attention = RecordedAttention(
+            scores=scores.product.result,
+            weights=Factor(value, tokens=queries, channels=dim),
+            query=query,
+            key=key,
+            value=key,
+            result=key,
+        )
         return replace(scores, attention=attention, keys=keys)
     return scores
 
@@ -329,6 +340,7 @@ def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
 def _reduced_over(value: object, source: Value, name: str) -> int | None:
     """The dimension over which a value is the sum of ``source``, or another reduction by its name;
     None if it isn't."""
+    # back from the value, through what only moves or scales the reduction
     while isinstance(value, Value) and value.step is not None:
         step = value.step
         if step.name == name and step.args[0] is source:
@@ -350,18 +362,21 @@ def _product(step: Step) -> _PairProduct | None:
     result = step.results[0]
     if step.operation.kind != "matrixproduct" or result is None or len(result.shape) < 2:
         return None
-    first = int(step.operation.has("adds to first"))
-    left, right = step.args[first : first + 2]
-    last = len(left.shape) - 1
-    is_linear = last < 2 and not (left.depends and right.depends)
+    start = int(step.operation.has("adds to first"))  # behind what the product is added to
+    left, right = step.args[start : start + 2]
+    last_dim = len(left.shape) - 1
+    are_matrices = last_dim < 2
+    is_linear = are_matrices and not (left.depends and right.depends)
     if is_linear or len(result.shape) != len(left.shape):
         return None
-    factors = (Factor(left, last - 1, last), Factor(right, last, last - 1))
-    return _PairProduct(result, factors, last - 1, last)
+    of_left = Factor(left, tokens=last_dim - 1, channels=last_dim)
+    of_right = Factor(right, tokens=last_dim, channels=last_dim - 1)
+    return _PairProduct(result, (of_left, of_right), rows=last_dim - 1, columns=last_dim)
 
 
 def _product_by_hand(step: Step) -> _PairProduct | None:
-    """The product that a sum of products of single values makes."""
+    """The product that a sum of products of single values makes, as ``(q[:, None] * k).sum(-1)``
+    does."""
     products = step.args[0].step
     result = step.results[0]
     if result is None or products is None or products.name != "mul" or len(step.args) < 2:
@@ -372,28 +387,32 @@ def _product_by_hand(step: Step) -> _PairProduct | None:
         return None
     ndim = len(step.args[0].shape)
     summed_dim = summed[0] % ndim
-    shapes = [[1] * (ndim - len(factor.shape)) + [*factor.shape] for factor in factors]
-    left, right = shapes
+    # as they are broadcast to each other: where one alone has several elements, its tokens lie
+    left, right = [[1] * (ndim - len(factor.shape)) + [*factor.shape] for factor in factors]
     rows = [d for d in range(ndim) if left[d] > 1 and right[d] == 1]
     columns = [d for d in range(ndim) if right[d] > 1 and left[d] == 1]
     if len(rows) > 1 or len(columns) > 1:
         return None
-    is_dropped = len(result.shape) < ndim
     of_tokens = []
-    of_result = []
+    result_dims = []
     for factor, dims in zip(factors, (rows, columns), strict=True):
         missing_dims = ndim - len(factor.shape)
         dim = dims[0] if dims else None
         token_dim = None if dim is None else dim - missing_dims
-        of_tokens.append(Factor(factor, token_dim, summed_dim - missing_dims))
-        of_result.append(None if dim is None else dim - (is_dropped and summed_dim < dim))
-    return _PairProduct(result, (of_tokens[0], of_tokens[1]), of_result[0], of_result[1])
+        of_tokens.append(Factor(factor, tokens=token_dim, channels=summed_dim - missing_dims))
+        # one less in the result, if the sum has dropped its dimension before this one
+        moves_up = len(result.shape) < ndim and dim is not None and summed_dim < dim
+        result_dims.append(dim if dim is None else dim - moves_up)
+    left_factor, right_factor = of_tokens
+    row_dim, column_dim = result_dims
+    return _PairProduct(result, (left_factor, right_factor), rows=row_dim, columns=column_dim)
 
 
 def _weighted_sum(
     product: _PairProduct, scores: Mapping[Value, _Scores]
 ) -> RecordedAttention | None:
     """The attention whose weights a product multiplies with values, and adds up over the keys."""
+    # the weights stand left or right; ``dims`` are those of both factors' tokens in the product
     first, second = product.factors
     for weights, values, dims in (
         (first, second, (product.rows, product.columns)),
@@ -405,9 +424,10 @@ def _weighted_sum(
         of_keys = of_weights.tokens[of_weights.keys]
         along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
         if along_keys == [weights.channels] and values.tokens is not None:
+            # a product sums over the channels of its factors: here over the keys
             value = Factor(values.value, tokens=values.channels, channels=values.tokens)
             queries, channels = dims
             assert channels is not None
-            result = Factor(product.result, queries, channels)
+            result = Factor(product.result, tokens=queries, channels=channels)
             return replace(of_weights.attention, value=value, result=result)
     return None

@@ -63,11 +63,11 @@ def place_of_part(
     # inputs of the pass
     numbers = _sequences(attention, steps, inputs).get(factor.value)
     heads = None if numbers is None else _by_sequence(factor.by_head(numbers).flatten())
-    if product is None:
+    if product is None:  # taken as the result of the step that makes it
         layout = _layout(factor, _indices(factor.value), heads)
         step = factor.value.step
         return None if step is None or layout is None else PartPlace(step, None, layout)
-    # queries and keys are taken before they are multiplied by a number
+    # a factor is taken as an argument; queries and keys before they are multiplied by a number
     for step, value, chain in _entrances(factor, product, steps):
         layout = _layout(factor, _moved_through(chain, value), heads)
         if layout is not None and value in step.args:
@@ -82,12 +82,13 @@ def _entrances(
     product; each with the value that it takes, and the steps from that to the factor."""
     reader = product.step
     assert reader is not None
-    if factor.value not in reader.inputs:  # a sum of products by hand
-        reader = reader.args[0].step
+    if factor.value not in reader.inputs:
+        reader = reader.args[0].step  # written by hand as a sum, whose argument are the products
     entrances: list[tuple[Step, Value, list[Step]]] = [(reader, factor.value, [])]
     uses = Counter(value for step in steps for value in step.inputs)
     value = factor.value
     chain: list[Step] = []
+    # back through steps that move all of the elements or scale them, if nothing else reads those
     while value.step is not None and uses[value] == 1 and not value.step.writes:
         step = value.step
         scales = step.name in ("mul", "div") and len(step.inputs) == 1
@@ -112,7 +113,7 @@ def _moved_through(chain: Iterable[Step], value: Value) -> Tensor:
     indices = _indices(value)
     for step in chain:
         (result,) = [result for result in step.results if result is not None]
-        if is_move(step):
+        if is_move(step):  # others scale them, and leave them where they are
             indices = moved(step, {value: indices}.get)[result].expand(result.shape)
         value = result
     return indices
@@ -122,29 +123,31 @@ def _layout(factor: Factor, indices: Tensor, heads: Tensor | None) -> HeadLayout
     """How a tensor is shown whose elements, by their ``indices``, are those of a factor with the
     rows ``heads`` ``(N, heads)`` of each image; None if it would be copied element by element."""
     rows = factor.by_head(indices)
-    layout = None if heads is None else _regular(rows[heads])
-    if layout is None:
-        layout = _regular(rows)
-        layout = None if layout is None else replace(layout, heads=heads)
-    return layout
+    by_image_and_head = None if heads is None else _regular(rows[heads])
+    if by_image_and_head is not None:
+        return by_image_and_head
+    by_row = _regular(rows)
+    return None if by_row is None else replace(by_row, heads=heads)
 
 
 def _regular(indices: Tensor) -> HeadLayout | None:
     """The layout of elements that lie in memory by their dimensions in some order; None if they
     don't."""
+    # the stride of each dimension is that between its first two elements; `expected` are the
+    # indices if it is the same between all others
     strides = []
     expected = torch.zeros((), dtype=indices.dtype, device="cpu")
     for dim, size in enumerate(indices.shape):
-        along = indices.movedim(dim, 0).flatten(1)[:2, 0]
-        strides.append(int(along[-1] - along[0]))
+        first_two = indices.movedim(dim, 0).flatten(1)[:2, 0]
+        strides.append(int(first_two[-1] - first_two[0]))
         sizes = [size if d == dim else 1 for d in range(indices.ndim)]
         expected = expected + strides[-1] * torch.arange(size, device="cpu").reshape(sizes)
     order = sorted(range(indices.ndim), key=strides.__getitem__, reverse=True)
-    length = 1
+    length_inside = 1
     for dim in reversed(order):
-        if indices.shape[dim] > 1 and strides[dim] != length:
-            return None
-        length *= indices.shape[dim]
+        if indices.shape[dim] > 1 and strides[dim] != length_inside:
+            return None  # with gaps, or elements that are shared
+        length_inside *= indices.shape[dim]
     is_regular = torch.equal(indices, expected.expand(indices.shape))
     return HeadLayout(tuple(indices.shape), tuple(order)) if is_regular else None
 
@@ -163,20 +166,24 @@ def _sequences(
     if not known_numbers:
         return {}
     labels: dict[Value, Labels] = {}
-    rows = {math.prod(factor.batch_sizes) for factor in (query, key)}
+    row_counts = {math.prod(factor.batch_sizes) for factor in (query, key)}
+    pair_up = len(row_counts) == 1
     for factor, numbers in tokens.items():
-        of_rows = torch.cat(known_numbers, 1) if len(rows) == 1 else numbers
+        # rows that pair up are of one sequence if both have the same tokens
+        of_rows = torch.cat(known_numbers, 1) if pair_up else numbers
         if of_rows is not None:
             labels[factor.value] = _distinct(of_rows).reshape(factor.batch_sizes)
+    # what is made of queries and keys belongs to the same sequences
     last_step = attention.result.value.step
     assert last_step is not None
     of_values = labels_through(steps[: steps.index(last_step) + 1], labels)
     of_result = of_values.get(attention.result.value)
     if math.prod(value.batch_sizes) == math.prod(attention.result.batch_sizes):
+        # row by row, the values belong to what is made of them
         if of_result is not None:
             of_rows = attention.result.by_head(of_result)[:, 0, 0]
             of_values[value.value] = of_rows.reshape(value.batch_sizes)
-    else:
+    else:  # such as values that several heads share: by their own tokens
         numbers = token_numbers(value, unknown)
         if numbers is not None:
             of_values[value.value] = _distinct(numbers).reshape(value.batch_sizes)
@@ -196,7 +203,8 @@ def _by_sequence(numbers: Tensor) -> Tensor | None:
     _, sequence, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
     if bool((counts != counts[0]).any()):
         return None
-    first = positions.new_full((len(counts),), len(numbers))
-    first = first.scatter_reduce(0, sequence, positions, "amin")
-    order = (first[sequence] * len(numbers) + positions).argsort()
+    # sequences in the order of their first rows, and the rows of each in their own
+    first_rows = positions.new_full((len(counts),), len(numbers))
+    first_rows = first_rows.scatter_reduce(0, sequence, positions, "amin")
+    order = (first_rows[sequence] * len(numbers) + positions).argsort()
     return order.reshape(len(counts), -1)

@@ -68,13 +68,14 @@ def _as_step(
         return None
     first = call.steps[0]
     # gradients are switched off inside, so the inner steps alone do not tell whether it has one
+    has_gradient = first.has_gradient or any(value in with_gradient for value in leaving)
     step = Step(
-        call.function,
-        call.args,
-        {},
-        first.module,
-        first.call,
-        first.has_gradient or any(value in with_gradient for value in leaving),
+        operator=call.function,
+        args=call.args,
+        kwargs={},
+        module=first.module,
+        call=first.call,
+        has_gradient=has_gradient,
         results=tuple(results),
     )
     for value in leaving:

@@ -92,6 +92,7 @@ def walk_back(
                 gradient = _in_type(gradient, value.dtype)
                 earlier = waiting.get(value)
                 waiting[value] = gradient if earlier is None else earlier + gradient
+    # what is left waits in values that no step made, such as inputs
     of_wanted |= {value: waiting[value] for value in waiting if value in wanted}
     return of_wanted
 
@@ -101,6 +102,7 @@ def derivative(
 ) -> OfInputs:
     """The gradients in the inputs of a step that are in ``through``, by its own derivative;
     differentiable itself where gradients are on."""
+    # formulas are for the first result alone, and for gradients without a graph
     create_graph = torch.is_grad_enabled()
     formula = None if create_graph else _FORMULAS.get(step.name)
     if formula is not None and len(arrived) == 1 and step.results[0] in arrived:
@@ -110,6 +112,7 @@ def derivative(
             return of_inputs
     with torch.enable_grad():
         sources = [_source(value.tensor) if value in through else None for value in step.inputs]
+        # `run` asks for the inputs in their order; one that is read twice has two sources
         remaining = iter(sources)
 
         def tensor_of(value: Value) -> Tensor:
@@ -185,24 +188,26 @@ def _of_batch_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) ->
         return None
     weight, _, mean, variance = (value and value.tensor for value in step.args[1:5])
     x = step.inputs[0].tensor
+    epsilon = step.args[-1]
     of_x, _, _ = aten.native_batch_norm_backward(
         _laid_out(gradient, x, step),
         x,
         weight,
         mean,
         variance,
+        None,  # the mean of the batch, and its deviation
         None,
-        None,
-        False,
-        step.args[-1],
-        (True, False, False),
+        False,  # not in training mode
+        epsilon,
+        (True, False, False),  # of the input alone, not of weight and bias
     )
     return [of_x, *[None] * len(step.inputs[1:])]
 
 
 def _of_mean(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
     x = step.inputs[0]
-    dims = sorted(dim % len(x.shape) for dim in step.options.get("dim") or range(len(x.shape)))
+    averaged = step.options.get("dim") or range(len(x.shape))  # none named: over all
+    dims = sorted(dim % len(x.shape) for dim in averaged)
     count = math.prod(x.shape[dim] for dim in dims)
     if not step.options.get("keepdim"):
         for dim in dims:
@@ -238,7 +243,7 @@ def _of_layer_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) ->
     rstd = _result(step, 2)
     of_x, _, _ = aten.native_layer_norm_backward(
         gradient, x.tensor, sizes, mean, rstd, *affine, (True, False, False)
-    )
+    )  # of the input alone, not of weight and bias
     return [of_x, *[None] * len(step.inputs[1:])]
 
 
@@ -272,7 +277,7 @@ def _of_cat(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInpu
 
 
 def _of_sum(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
-    factors: list[float] = [1, step.kwargs.get("alpha", 1)]
+    factors: list[float] = [1, step.kwargs.get("alpha", 1)]  # x + alpha * y
     shares: list[Tensor | None] = []
     for term, factor in zip(step.args[:2], factors, strict=True):
         if isinstance(term, Value):
@@ -290,10 +295,10 @@ def _of_elementwise_product(step: Step, gradient: Tensor, through: AbstractSet[V
         if factor not in through:
             shares.append(None)
             continue
-        number = other.tensor.conj() if isinstance(other, Value) else complex(other).conjugate()
-        if isinstance(number, complex) and not number.imag:
-            number = number.real
-        shares.append((gradient * number).sum_to_size(factor.shape))
+        multiplier = other.tensor.conj() if isinstance(other, Value) else complex(other).conjugate()
+        if isinstance(multiplier, complex) and not multiplier.imag:
+            multiplier = multiplier.real  # else the gradient of real values would be complex
+        shares.append((gradient * multiplier).sum_to_size(factor.shape))
     return shares
 
 
@@ -316,6 +321,7 @@ def _of_permute(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> Of
 
 def _of_max_pool(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     defaults = [[], [0, 0], [1, 1], False]  # of stride, padding, dilation and ceil_mode
+    # the first two arguments, input and kernel size, are always given
     options = [*step.args[1:], *defaults[len(step.args) - 2 :]]
     x = step.inputs[0].tensor
     return [aten.max_pool2d_with_indices_backward(gradient, x, *options, _result(step, 1))]

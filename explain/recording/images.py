@@ -32,7 +32,7 @@ def image_numbers(
     # through the values that are moved and computed with, not through the indices that choose among
     # them. Numbers have size 1 along dimensions in which they do not change. What depends on no
     # image is left out.
-    if count == 1:
+    if count == 1:  # all of it belongs to the only image, which has the number 0
         values = [*inputs, *(value for step in steps for value in step.outputs)]
         return {
             value: torch.zeros([1] * len(value.shape), dtype=torch.int32, device="cpu")
@@ -41,13 +41,14 @@ def image_numbers(
     labels = labels_through(
         steps, {value: numbers_along(value, 0) for value in inputs if value.shape[:1] == (count,)}
     )
-    images: dict[int, Tensor] = {}
+    # many values share the same labels, which are made numbers once
+    numbers_of: dict[int, Tensor] = {}
     for of_value in labels.values():
-        if of_value is not None and id(of_value) not in images:
-            images[id(of_value)] = _filled(of_value) - 1
+        if of_value is not None and id(of_value) not in numbers_of:
+            numbers_of[id(of_value)] = _filled(of_value) - 1
     numbers_by_value: dict[Value, Tensor | None] = {}
     for value, of_value in labels.items():
-        numbers_by_value[value] = None if of_value is None else images[id(of_value)]
+        numbers_by_value[value] = None if of_value is None else numbers_of[id(of_value)]
     for step in reversed(steps):
         if is_move(step):
             _fill_from_results(step, numbers_by_value)
@@ -80,18 +81,19 @@ def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None])
         numbers = numbers_by_value.get(source)
         if numbers is None or not bool((numbers < 0).any()):
             continue
-        indices = torch.arange(1.0, source.numel + 1, dtype=torch.float64, device="cpu").reshape(
+        # each element of the source has its position, counted from 1: padding is 0
+        positions = torch.arange(1.0, source.numel + 1, dtype=torch.float64, device="cpu").reshape(
             source.shape
         )
-        moved_indices = moved(step, {source: indices}.get)
+        moved_positions = moved(step, {source: positions}.get)
         filled = numbers.expand(source.shape).flatten().clone()
-        for result, of_result in moved_indices.items():
+        for result, of_result in moved_positions.items():
             images = numbers_by_value.get(result)
             if images is not None:
-                positions = of_result.expand(result.shape).flatten().long()
-                images = images.expand(result.shape).flatten()[positions > 0]
-                positions = positions[positions > 0] - 1
-                filled[positions] = filled[positions].maximum(images)
+                origins = of_result.expand(result.shape).flatten().long()
+                images = images.expand(result.shape).flatten()[origins > 0]
+                origins = origins[origins > 0] - 1
+                filled[origins] = filled[origins].maximum(images)
         numbers_by_value[source] = _filled(filled.reshape(source.shape) + 1) - 1
 
 
@@ -103,7 +105,7 @@ def labels_through(
     of_values: dict[Value, Labels | None] = dict(labels)
     for step in steps:
         labelled = [value for value in step.inputs if value in of_values]
-        if step.operation.has("overwrites"):
+        if step.operation.has("overwrites"):  # nothing of its first argument stays
             labelled = [value for value in labelled if value is not step.args[0]]
         if not labelled:
             continue
@@ -112,7 +114,8 @@ def labels_through(
             of_value = of_values[value]
             if of_value is not None:
                 of_arguments[value] = of_value
-        of_results = follow(step, of_arguments) if len(of_arguments) == len(set(labelled)) else {}
+        are_all_known = len(of_arguments) == len(set(labelled))
+        of_results = follow(step, of_arguments) if are_all_known else {}
         of_values |= {value: of_results.get(value) for value in step.outputs}
     return of_values
 
@@ -130,7 +133,8 @@ def summed(values: Tensor, numbers: Tensor, count: int) -> Tensor:
     ``numbers``, as `image_numbers` gives them, broadcast to it."""
     constant_dims = [d for d, size in enumerate(numbers.shape) if size == 1]
     summed_values = values.sum(constant_dims, keepdim=True) if constant_dims else values
-    sums = summed_values.new_zeros(count + 1)  # the last one for what belongs to no image
+    # the last one is for what belongs to no image: -1 becomes the last number
+    sums = summed_values.new_zeros(count + 1)
     images = numbers.to(summed_values.device).flatten() % (count + 1)
     return sums.index_add_(0, images, summed_values.flatten())[:count]
 
@@ -165,6 +169,7 @@ def _labels_of_results(
     is_filled = operation.has("fills") or operation.kind == "activation"
     if step.is_pointwise or is_filled or operation.has("elementwise"):
         return dict.fromkeys(results, _joined(labels, results[0]))
+    # index_put and scatter may add up what they move
     is_sum = step.options.get("accumulate") or step.options.get("reduce")
     if (is_move(step) and not is_sum) or step.name == "embedding":
         return _of_move(step, results, labels_of)
@@ -191,28 +196,36 @@ def _of_move(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict[
     first = labels[0]
     if not any(bool(of_value.any()) for of_value in labels):
         return _of_index(step, results, labels_of)
+    # all elements of all values have the same label, which is then that of the results
     if first.any() and all(of_value.flatten().tolist() == [first.max()] for of_value in labels):
         return {value: first.reshape([1] * len(value.shape)) for value in results}
     if step.operation.has("reshapes"):
         return {results[0]: _viewed(first, values[0].shape, results[0].shape)}
-    of_results = moved(step, lambda value: labels_of(value).float())  # some take no integers
+    # some take no integers, and some give complex numbers
+    of_results = moved(step, lambda value: labels_of(value).float())
     return {value: of_value.real.int() for value, of_value in of_results.items()}
 
 
-def _viewed(labels: Labels, shape: Sequence[int], new_shape: Sequence[int]) -> Labels:
-    """Labels of a tensor of another shape: written out only in dimensions that are split or joined
-    with some in which they change."""
+def _viewed(labels: Labels, old_shape: Sequence[int], new_shape: Sequence[int]) -> Labels:
+    """Labels of a tensor that takes another shape. They stay of size 1 where they do not change,
+    and are written out in dimensions that are split or joined with some in which they do."""
+    # Both shapes are walked from their last dimensions on: the fewest old and new dimensions with
+    # equally many elements are taken together, since they hold the same elements.
     old_sizes: list[int] = []
     new_sizes: list[int] = []
-    old, new = list(shape), list(new_shape)
-    while old or new:
-        dims = [old.pop()] if old else []
-        new_dims = [new.pop()] if new else []
-        while math.prod(dims) != math.prod(new_dims):
-            is_shorter = math.prod(dims) < math.prod(new_dims)
-            (dims if is_shorter else new_dims).append((old if is_shorter else new).pop())
-        changes = any(size > 1 for size in labels.shape[len(old) : len(old) + len(dims)])
-        old_sizes += dims if changes else [1] * len(dims)
+    old_left = list(old_shape)
+    new_left = list(new_shape)
+    while old_left or new_left:
+        old_dims = [old_left.pop()] if old_left else []
+        new_dims = [new_left.pop()] if new_left else []
+        while math.prod(old_dims) != math.prod(new_dims):
+            if math.prod(old_dims) < math.prod(new_dims):
+                old_dims.append(old_left.pop())
+            else:
+                new_dims.append(new_left.pop())
+        of_old_dims = labels.shape[len(old_left) : len(old_left) + len(old_dims)]
+        changes = any(size > 1 for size in of_old_dims)
+        old_sizes += old_dims if changes else [1] * len(old_dims)
         new_sizes += new_dims if changes else [1] * len(new_dims)
     return labels.expand(old_sizes[::-1]).reshape(new_sizes[::-1])
 
@@ -221,8 +234,9 @@ def _of_index(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict
     """The labels of what the first dimensions of indices choose, as from a table of vectors."""
     (index,) = [value for value in step.inputs if bool(labels_of(value).any())]
     result = results[0]
-    is_first = step.args[1] in (index, [index])
-    if step.name == "gather" or (is_first and step.name in ("embedding", "index")):
+    # then the dimensions of the result begin with those of the index
+    chooses_along_first = step.args[1] in (index, [index])
+    if step.name == "gather" or (chooses_along_first and step.name in ("embedding", "index")):
         missing_dims = len(result.shape) - len(index.shape)
         labels = labels_of(index)
         return {result: labels.reshape([*labels.shape, *[1] * missing_dims])}
@@ -232,9 +246,9 @@ def _of_index(step: Step, results: Sequence[Value], labels_of: LabelsOf) -> dict
 def _of_product(step: Step, result: Value, labels_of: LabelsOf) -> Labels:
     """The labels of a product of two matrices: of the rows of the first, and the columns of the
     second."""
-    first = int(step.operation.has("adds to first"))
-    left, right = (labels_of(step.args[first + i]) for i in (0, 1))
-    added = [labels_of(value) for value in step.args[:first]]
+    start = int(step.operation.has("adds to first"))  # behind what the product is added to
+    left, right = map(labels_of, step.args[start : start + 2])
+    added = [labels_of(value) for value in step.args[:start]]
     return _joined([mixed_along(left, [-1]), mixed_along(right, [-2]), *added], result)
 
 
@@ -263,9 +277,9 @@ def _probed(
 ) -> dict[Value, Labels]:
     """The labels of the results of a step of any kind: where NaN arrives if that is put in the
     place of some images. Raises MixedError if that cannot tell, or images are mixed."""
-    is_known = isinstance(step.operator, torch._ops.OpOverload)
+    is_operator = isinstance(step.operator, torch._ops.OpOverload)
     # of a library: other arguments than the first may be used as addresses, and get no NaN
-    if is_known and step.operator.namespace != "aten":
+    if is_operator and step.operator.namespace != "aten":
         dependent = [value for value in dependent if value is step.args[0]]
     if not all(value.dtype.is_floating_point or value.dtype.is_complex for value in dependent):
         raise MixedError
@@ -273,7 +287,8 @@ def _probed(
     of_results = {
         value: torch.zeros(value.shape, dtype=torch.int32, device="cpu") for value in results
     }
-    # one run with the images whose number has the bit, and one with those that lack it
+    # Labels are found bit by bit: one run with the images hidden whose number has the bit, and one
+    # with those that lack it. What is NaN in both is made of several images.
     for bit in range(most.bit_length()):
         reached = []
         for has_bit in (1, 0):
@@ -289,10 +304,10 @@ def _probed(
 
             reached.append({value: t.isnan() for value, t in step.run(with_nan).items()})
         for value, labels in of_results.items():
-            one, zero = (hidden[value].cpu() for hidden in reached)
-            if bool((one & zero).any()):
+            has_bit_set, has_bit_clear = (hidden[value].cpu() for hidden in reached)
+            if bool((has_bit_set & has_bit_clear).any()):
                 raise MixedError
-            labels += one.int() << bit
+            labels += has_bit_set.int() << bit
     return {value: compact(labels) for value, labels in of_results.items() if bool(labels.any())}
 
 

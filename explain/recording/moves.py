@@ -26,8 +26,7 @@ def values_moved(step: Step) -> list[Value]:
 def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
     """Run a step that moves values, on the CPU, with numbers in the place of these: ``number_of`` a
     value, such as its position, of size 1 where they do not change, or None for 0."""
-    # these stay as they are; padding counts as 0
-    indices = _indices(step)
+    indices = _indices(step)  # they stay as they are
 
     def written_out(value: Value) -> Tensor:
         """The numbers of an argument, in the shape that the step takes it in."""
@@ -36,11 +35,11 @@ def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value
         numbers = number_of(value)
         if numbers is None:
             numbers = torch.zeros([1] * len(value.shape), device="cpu")
-        if step.operation.has("permutes"):
+        if step.operation.has("permutes"):  # it does so whatever the sizes
             return numbers
         return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these
 
-    results = _with_zeros(step).run(written_out)
+    results = _with_zeros(step).run(written_out)  # padding counts as 0
     return {value: compact(numbers) for value, numbers in results.items()}
 
 

@@ -67,7 +67,7 @@ def finished(recorder: PassRecorder, output: Any) -> Recording:
         steps = with_functions(recorder.functions, steps, outputs.values(), recorder.with_gradient)
     recorder.name_derivatives()
     used = set(outputs.values()).union(*(step.inputs for step in steps))
-    # autograd detaches what it saves
+    # autograd detaches what it saves, which is no step of the network
     steps = [step for step in steps if step.name != "detach" or not used.isdisjoint(step.results)]
     recording = Recording(
         inputs=tuple(recorder.inputs),

@@ -55,8 +55,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         """Scripted modules, whose parts are not seen, by their paths."""
         self._functions: dict[FunctionCall, FunctionSteps] = {}
+        """The steps inside of each call of a function with a derivative of its own."""
         self._sources: list[torch.autograd.graph.Node] = []
+        """The Nodes of the inputs that gradients are recorded of."""
         self._named: dict[int, tuple[Kind, str, Tensor]] = {}
+        """Parameters and buffers by their ids, with their names; kept, so that ids stay theirs."""
         for name, tensor in tensors_by_name(modules, "parameter"):
             self._named.setdefault(id(tensor), ("parameter", name, tensor))
         for name, tensor in tensors_by_name(modules, "buffer"):
@@ -132,10 +135,10 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         facts = facts_of(operator)
         if facts.definition is not None:
-            with self:
+            with self:  # the operators that it calls are recorded instead
                 return facts.definition(*args, **kwargs)
         self.draws |= facts.is_random
-        if facts.tensors == ():
+        if facts.tensors == ():  # what it makes of no tensor is a constant, once it is read
             return operator(*args, **kwargs)
         running = self._calls.now()
         if running.function is not None:
@@ -151,7 +154,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.leave(leaves)
         if facts.is_constant or {value.kind for value in values} <= {"constant"}:
             return self._run_unrecorded(operator, args, kwargs, written)
-        if noted.unknown:
+        if noted.unknown:  # constants, which become values only where a step reads them
             for tensor in noted.unknown:
                 self.value_of(tensor)
             noted = self._noted(facts, args, kwargs)
@@ -159,6 +162,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         step = self._step(operator, noted.args, noted.kwargs, running, writes)
         step.inputs = values
         overwritten = self._values_of(written) if written else set()
+        # what only views and copies have read need not be kept when it is overwritten
         if not facts.is_view and facts.name != "clone":
             for value in values:
                 value.is_read |= value not in overwritten
@@ -166,10 +170,11 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in written:
                 self._aliases.before_write(tensor)
         result = operator(*args, **kwargs)
+        # a write that autograd does not see leaves a tensor the gradient of what it held before
         if written and not step.has_gradient and any(tensor.requires_grad for tensor in written):
             self.leave("a write past autograd")
         self._add(step, running)
-        if step.operation.has("overwrites"):
+        if step.operation.has("overwrites"):  # nothing is computed from what was there
             values = [value for value in values if value not in overwritten]
         depends = any(value.depends for value in values)
         self._bind_results(step, facts, result, written, depends)
@@ -180,7 +185,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call not in self._functions:
             for tensor in tensors_of(call.args):
                 self.value_of(tensor)
-            args = self._argument(call.args, _Noted())
+            args = self._argument(call.args, noted=_Noted())  # none is unknown any more
             self._functions[call] = FunctionSteps(call.function, args)
 
     @staticmethod
@@ -192,8 +197,15 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: tuple[int | str, ...] = (),
     ) -> Step:
         """A step that is about to run."""
-        has_gradient = running.has_gradient or torch.is_grad_enabled()
-        return Step(operator, args, kwargs, running.module, running.number, has_gradient, writes)
+        return Step(
+            operator=operator,
+            args=args,
+            kwargs=kwargs,
+            module=running.module,
+            call=running.number,
+            has_gradient=running.has_gradient or torch.is_grad_enabled(),
+            writes=writes,
+        )
 
     def _add(self, step: Step, running: Running) -> None:
         """Append a step to the record, and to the function that it is inside of."""
@@ -206,7 +218,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> "_Noted":
         """An operator's arguments with values in the place of tensors that are known."""
         noted = _Noted()
-        if facts.tensors is None:
+        if facts.tensors is None:  # no schema says which arguments may hold tensors
             noted.args = self._argument(args, noted)
             noted.kwargs = self._argument(kwargs, noted)
             return noted
@@ -252,6 +264,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = operator(*args, **kwargs)
         for tensor, value in zip(written, overwritten, strict=True):
             if value is not None and value.kind == "constant":
+                # it gets a value again once it is read
                 self._aliases.changed_outside(tensor)
             elif value is not None:
                 self._aliases.written(tensor, self._new("constant", tensor.detach().clone()))
@@ -261,8 +274,10 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, step: Step, facts: OperatorFacts, result: Any, written: list[Tensor], depends: bool
     ) -> None:
         """Give the tensors that a step has made or written their values."""
+        # what is cheap to compute, or would keep the memory of a lost value, is run again if needed
         is_view_of_lost = facts.is_view and step.inputs[0].kept is None
         is_run_again = is_view_of_lost or step.operation.has("cheap")
+        # a tensor may be written into and returned, or returned twice: it has one value
         values: dict[int, Value] = {}
         for tensor in written:
             value = values[id(tensor)] = self._new("result", tensor, step, depends)
@@ -298,6 +313,7 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _constant(self, tensor: Tensor) -> Value:
         """The value of a tensor that comes from elsewhere."""
+        # autograd knows that it is computed from an input, and the record does not
         if computed_from(tensor, self._sources):
             function = function_behind(tensor)
             unseen = "a tensor of another thread"
@@ -313,8 +329,15 @@ class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.is_nested:
             raise HookError("tensors of a recorded pass must not be nested; pad them")
         kept = tensor if kind in ("parameter", "buffer") else tensor.detach()
-        shape = tuple(tensor.shape)
-        value = Value(len(self.values), kind, shape, tensor.dtype, depends, None, step, kept)
+        value = Value(
+            number=len(self.values),
+            kind=kind,
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            depends=depends,
+            step=step,
+            kept=kept,
+        )
         self.values.append(value)
         return value
 

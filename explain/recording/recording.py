@@ -59,7 +59,7 @@ class Recording:
                 results = step.run(tensor_of)
             tensors |= results
             for value in {*step.inputs, *results}:
-                is_done = last.get(value) in (None, step)
+                is_done = last.get(value) in (None, step)  # no later step reads it
                 if is_done and value not in outputs:
                     tensors.pop(value, None)
         return nested.replace(self.output, lambda path, _: tensor_of(self.outputs[path]))

@@ -76,7 +76,8 @@ def facts_of(operator: Any) -> OperatorFacts:
     name = schema.name.removeprefix("aten::")
     is_composite = _is_composite(operator)
     is_random = torch.Tag.nondeterministic_seeded in operator.tags
-    only_shape = name.startswith("new_") or name.endswith("_like")
+    # new_zeros, ones_like and so on read nothing of their argument but its shape and type
+    reads_shape_alone = name.startswith("new_") or name.endswith("_like")
     leaves = "item()" if name == "_local_scalar_dense" else None
     if name.startswith(("c10d::", "_c10d_functional::")):  # from other processes
         leaves = name
@@ -86,9 +87,10 @@ def facts_of(operator: Any) -> OperatorFacts:
         defaults={argument.name: argument.default_value for argument in schema.arguments},
         tensors=tuple(tensors),
         writes=tuple(writes),
+        # the schema of `_unsafe_view` does not say so
         is_view=name == "_unsafe_view" or any(not info.is_write for info in returned),
         is_random=is_random,
-        is_constant=is_random or only_shape or leaves is not None,
+        is_constant=is_random or reads_shape_alone or leaves is not None,
         leaves=leaves,
         moves_itself=torch.Tag.inplace_view in operator.tags,
         is_composite=is_composite,
@@ -133,7 +135,7 @@ def _attention(original: Any) -> Callable[..., Any]:
     with empty results beside it."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        options = original._schema.arguments[3:]
+        options = original._schema.arguments[3:]  # behind query, key and value
         named = {option.name: option.default_value for option in options}
         named |= dict(zip([option.name for option in options], args, strict=False))
         named |= kwargs
@@ -141,13 +143,13 @@ def _attention(original: Any) -> Callable[..., Any]:
             query,
             key,
             value,
-            named.get("attn_bias", named.get("attn_mask")),
+            named.get("attn_bias", named.get("attn_mask")),  # each kernel has one of these names
             named["dropout_p"],
             named["is_causal"],
             scale=named.get("scale"),
         )[0]
-        rest = [query.new_zeros(()) for _ in original._schema.returns[1:]]
-        return (result, *rest)
+        unused = [query.new_zeros(()) for _ in original._schema.returns[1:]]
+        return (result, *unused)
 
     return attention
 
@@ -160,7 +162,9 @@ def _convolution(*args: Any) -> Tensor:
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Dropout as a product with a mask that the kernel has drawn, which relevance can follow."""
-    scale = 1 if train is False else 1 / (1 - p) if p < 1 else 0
+    scale: float = 1
+    if train is not False:  # None: as in training
+        scale = 1 / (1 - p) if p < 1 else 0
     result = torch.empty_like(x)
     mask = torch.empty_like(x, dtype=torch.bool)
     aten.native_dropout.out(x, p, train, out0=result, out1=mask)
@@ -314,21 +318,27 @@ class CallStack:
     """Tells which module of a model runs, and which of its calls it is, from Python's stack. It
     registers no hooks: other threads may run the model meanwhile."""
 
-    def __init__(self, names: Mapping[nn.Module, str]) -> None:
-        self._names = names
+    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
+        # Code is known by its id, which no other gets while modules and functions keep it alive.
+        # That of a graph is its module's alone, since each GraphModule has a class of its own.
+        self._paths = paths
         self._functions: dict[int, type[torch.autograd.Function]] = {}
+        """The functions with a derivative of their own that ran, by the code of ``forward``."""
         self._graphs = {
             id(type(module).forward.__code__): module.graph
-            for module in names
+            for module in paths
             if isinstance(module, torch.fx.GraphModule)
         }
-        self._numbers = Counter[str]()
+        self._call_counts = Counter[str]()
+        """How many calls each module has had, by its path."""
         self._running = [Running()]
+        """The calls that are under way, the innermost last; the first is outside of all modules."""
         self._depths: dict[types.FrameType | None, int] = {None: 1}
         """How many calls are under way once that of a frame is the innermost."""
 
     def now(self) -> Running:
         """The innermost call that is under way."""
+        # up the stack to the innermost frame that is known; what lies below that has ended
         entered = []
         frame: types.FrameType | None = sys._getframe(1)
         while frame not in self._depths:
@@ -361,35 +371,38 @@ class CallStack:
 
     def _entered(self, frame: types.FrameType, around: Running) -> Running:
         """The call of a frame inside another; what is no part of the model belongs to that."""
-        running = Running(frame, around.module, around.number, around.function, around.has_gradient)
+        running = replace(around, frame=frame, nodes=None)
         function = self._functions.get(id(frame.f_code))
         graph = self._graphs.get(id(frame.f_code))
         if function is not None and not has_own_derivative(function):
+            # gradients are switched off inside, but it has those of the operators that it calls
             running.has_gradient = True
         elif function is not None:
             running.function = around.function or _function_call(frame, function)
         elif graph is not None:
             running.nodes = self._calls_in(graph, around)
-        elif (name := self._names.get(frame.f_locals["self"])) is not None:
-            running.module = name
-            running.number = self._numbers[name]
-            self._numbers[name] += 1
+        # all other frames that are entered are of `nn.Module._call_impl`
+        elif (path := self._paths.get(frame.f_locals["self"])) is not None:
+            running.module = path
+            running.number = self._call_counts[path]
+            self._call_counts[path] += 1
         return running
 
     def _calls_in(self, graph: torch.fx.Graph, around: Running) -> dict[str, Running]:
         """The call of a module that each node of a graph was part of before it was traced."""
         calls = {}
-        numbers = self._numbers.copy()
+        counts_before = self._call_counts.copy()
         for node in graph.nodes:
             stack = node.meta.get("nn_module_stack")
-            if not stack or node.op == "call_module":
+            if not stack or node.op == "call_module":  # modules that are called have frames
                 continue
-            key = next(reversed(stack))  # of the second call: path@1
-            path = ".".join(filter(None, [around.module, stack[key][0]]))
-            number = numbers[path] + int(key.partition("@")[2] or 0)
+            innermost = next(reversed(stack))  # of its second call: path@1
+            traced_path = stack[innermost][0]  # beside its class
+            path = ".".join(filter(None, [around.module, traced_path]))
+            number = counts_before[path] + int(innermost.partition("@")[2] or 0)
             calls[node.name] = replace(around, frame=None, module=path, number=number)
-            if path != around.module:
-                self._numbers[path] = max(self._numbers[path], number + 1)
+            if path != around.module:  # whose call has been counted
+                self._call_counts[path] = max(self._call_counts[path], number + 1)
         return calls
 
     def close(self) -> None:
@@ -428,7 +441,7 @@ def _codes_of(
         while hasattr(forward, "__wrapped__"):
             forward = forward.__wrapped__
         codes[id(getattr(forward, "__code__", None))] = function
-    # its result, a view, is made once its `forward` has ended
+    # the result of this one is a view, which is made after its `forward` has ended, but inside this
     codes[id(BackwardHook._apply_on_tensors.__code__)] = BackwardHookFunction
     return codes
 
@@ -438,9 +451,9 @@ def _function_call(frame: types.FrameType, function: type[torch.autograd.Functio
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount]
     args = [frame.f_locals[name] for name in names]
-    if code.co_flags & inspect.CO_VARARGS:
+    if code.co_flags & inspect.CO_VARARGS:  # *args has its name behind those of keywords
         args += frame.f_locals[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]]
-    if function.setup_context is _NO_CONTEXT:
+    if function.setup_context is _NO_CONTEXT:  # then `forward` takes the context first
         context = args.pop(0)
         function = getattr(type(context), "_forward_cls", function)
     return FunctionCall(function, tuple(args))

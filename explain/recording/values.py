@@ -141,18 +141,16 @@ class Step:
         Nothing is written into the tensors that it gives.
         """
         function = getattr(self.operator, "apply", None)
-        if function is not None:  # which may write into any argument
+        if function is not None:  # a `torch.autograd.Function` may write into any argument
             args = with_tensors(self.args, lambda value: tensor_of(value).clone())
             return self._named(list(tensors_of(function(*args))))
         args, kwargs = with_tensors((self.args, self.kwargs), tensor_of)
-        written: list[Any] = []
+        written: list[Tensor] = []
         args = list(args)
         for position in self.writes:
             holder: Any = kwargs if isinstance(position, str) else args
             holder[position] = _copied(holder[position])
-            written += (
-                holder[position] if isinstance(holder[position], list) else [holder[position]]
-            )
+            written += tensors_of(holder[position])
         returned = self.operator(*args, **kwargs)
         return self._named([*tensors_of(returned), *written])
 
