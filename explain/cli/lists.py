@@ -31,6 +31,7 @@ def list_methods(answer: Output, pattern: str | None) -> None:
     methods = list(map(get_method, _matching(explain.list_methods(), pattern, "method")))
     width = max(len(name) for name in [*(method.name for method in methods), "augmented(METHOD)"])
     for family in FAMILIES:
+        # a method that wraps another stands with that one
         members = [method for method in methods if innermost_method(method).family == family]
         if members:
             answer.say(family)
@@ -46,7 +47,8 @@ def list_methods(answer: Output, pattern: str | None) -> None:
             }
             suffix = f"; for {method.only_for}" if method.only_for else ""
             line = f"  {method.name:<{width}}  {method.summary} ({method.paper}){suffix}"
-            answer.add(document, [line, *_options_lines(pattern, values, width + 4)])
+            # below the summary, which has two blanks on either side of the name before it
+            answer.add(document, [line, *_options_lines(pattern, values, indent=width + 4)])
     # lines go by family, the document by name
     answer.items.sort(key=lambda item: str(item["name"]))
     if pattern is None:
@@ -77,7 +79,7 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
             "options": values,
         }
         line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.summary} ({metric.paper})"
-        answer.add(document, [line, *_options_lines(pattern, values, 25)])
+        answer.add(document, [line, *_options_lines(pattern, values, indent=25)])
 
 
 @commands.command("models", key="models", epilog="Example: explain models 'resnet*'")
