@@ -217,14 +217,14 @@ class AnswerWork:
                 return None
             with blaming(self.options.model[0]):
                 of_tokens = self.asker.probabilities(photo, self.options.ask or None, record["ids"])
-            stored = [word["probability"] for word in record["words"]]
-            now = [of_tokens[word["number"]] for word in record["words"]]
+            stored_and_now = [
+                (word["probability"], of_tokens[word["number"]]) for word in record["words"]
+            ]
         # there is no record, or not one that `explain` wrote; or the model failed on its answer
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
-        pairs = zip(now, stored, strict=True)
         # the same model and photo differ by rounding alone
-        if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in pairs):
+        if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in stored_and_now):
             return None
         return skipped(path, [str(record_file.with_name(name)) for name in files], [record])
 

@@ -222,14 +222,14 @@ def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
         values |= table.get(command.name or "explain", {})  # `explain PHOTO` has the name ""
         if values:
             # options of other commands are no mistake: one file serves all
-            flags = [
-                flag
+            names = [
+                flag.removeprefix("--")
                 for any_command in commands.commands.values()
                 for flag in any_command.flags  # type: ignore[attr-defined]
+                if flag.startswith("--")
             ]
             for key in values:
-                if f"--{key}" not in flags:
-                    names = [flag[2:] for flag in flags if flag.startswith("--")]
+                if key not in names:
                     raise UsageError(
                         f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}"
                     )

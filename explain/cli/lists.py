@@ -52,10 +52,13 @@ def list_methods(answer: Output, pattern: str | None) -> None:
     # lines go by family, the document by name
     answer.items.sort(key=lambda item: str(item["name"]))
     if pattern is None:
-        answer.say("any of them")
-        answer.say(f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo")
-        answer.say(f"  {'augmented(METHOD)':<{width}}  over flips and scales of the photo")
-        answer.say(f"  {'certified(METHOD)':<{width}}  which places no small change can move")
+        wrappers = [
+            "any of them",
+            f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo",
+            f"  {'augmented(METHOD)':<{width}}  over flips and scales of the photo",
+            f"  {'certified(METHOD)':<{width}}  which places no small change can move",
+        ]
+        answer.say_all(wrappers)
 
 
 @commands.command("metrics", key="metrics", epilog="Example: explain metrics '*mprt*'")

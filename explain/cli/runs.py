@@ -215,9 +215,12 @@ def _manifest_of(file: str) -> dict[str, Any]:
     with which the new one is compared; empty without a run, or without photos in it."""
     import explain
 
-    with suppress(RunError):  # of another file, which the run itself refuses
-        earlier = explain.open_run(file) if os.path.isfile(file) else None
-        return earlier.manifest if earlier is not None and earlier.photos else {}
+    if not os.path.isfile(file):
+        return {}
+    with suppress(RunError):  # it is another file, which the run itself refuses
+        earlier = explain.open_run(file)
+        if earlier.photos:
+            return earlier.manifest
     return {}
 
 

@@ -64,7 +64,7 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
     seen, or that the ``encoding`` lacks, are escapes."""
 
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    text = re.sub(r"[^\n -~]", _unless_printable, text)
+    text = re.sub(r"[^\n -~]", _unless_printable, text)  # all but the letters of ASCII
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):

@@ -58,6 +58,7 @@ class Scan:
         in a square of its own, so that padding does not reach into another one.
         """
         height, width = self.slices.shape[1:3]
+        # from one slice to the next, with a gap between the squares
         pitch = max(height, width) + max(2, max(height, width) // 50)
         columns = math.ceil(math.sqrt(len(numbers)))
         rows = math.ceil(len(numbers) / columns)
@@ -204,7 +205,7 @@ def as_slices(array: Array) -> Array:
         is_color = True
         array = np.moveaxis(array, -3, -1)
     axes = 4 if is_color else 3  # of several slices
-    slices = array if array.ndim == axes else array[None]
+    slices = array if array.ndim == axes else array[None]  # one slice lacks the first axis
     if 0 in shape or slices.ndim != axes:
         raise ImageError(
             "image must be an array (H, W), (H, W, 3), (H, W, 4) or (3, H, W), or slices of these, "
@@ -216,9 +217,9 @@ def as_slices(array: Array) -> Array:
 def npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and the type of the array in an open file of NumPy; its values are not read."""
     file.seek(0)
-    is_first = np.lib.format.read_magic(file) == (1, 0)
-    header = np.lib.format
-    read = header.read_array_header_1_0 if is_first else header.read_array_header_2_0
+    npy = np.lib.format
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     return shape, dtype
 
@@ -257,7 +258,13 @@ def _check_deflated(file: Any, name: str, limit: Limit) -> None:
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
     file.seek(132)  # behind the mark
-    header = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
+    # only the first group, 2, which is never deflated and says whether the others are
+    header = read_dataset(
+        file,
+        is_implicit_VR=False,
+        is_little_endian=True,
+        stop_when=lambda tag, *_: tag >> 16 != 2,
+    )
     if header.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
         limit.check_deflated(name, file.read())
     file.seek(0)
@@ -293,10 +300,10 @@ def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
         if pixels.dtype == np.uint16:  # whose upper 8 bits are the colour
             pixels = (pixels >> 8).astype(np.uint8)
     slices = pixels if frames > 1 else pixels[None]
-    if slices.ndim == 4:
+    if slices.ndim == 4:  # in colour, for which there is no window
         return Scan(name, slices)
-    is_inverted = kind == "MONOCHROME1"
-    return Scan(name, _rescaled(slices, data), _window_of(data), is_inverted)
+    is_inverted = kind == "MONOCHROME1"  # low values are white
+    return Scan(name, _rescaled(slices, data), window=_window_of(data), is_inverted=is_inverted)
 
 
 def _rescaled(slices: Array, data: Any) -> Array:

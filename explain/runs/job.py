@@ -404,7 +404,6 @@ class Job:
         map_size: tuple[int, int] = (photo.x.shape[-2], photo.x.shape[-1])
         if photo.crops:  # maps of slices lie on the picture of all of them, as in `_result`
             map_size = canvas_of(photo.crops, photo.size, map_size)
-        map_height, map_width = map_size
         return {
             "name": photo.entry.name,
             "path": photo.entry.path,
@@ -419,8 +418,8 @@ class Job:
             "prediction_class": prediction_class,
             "probability": None if best is None else best.probability,
             **{side: float(edge) for side, edge in vars(photo.box).items()},
-            "input_height": map_height,
-            "input_width": map_width,
+            "input_height": map_size[0],
+            "input_width": map_size[1],
             "boxes": boxes_as_text(self.labels.of_boxes(photo.boxes)),
             "labels": labels_as_text(labels),
             "probabilities": self._every_probability(probabilities),

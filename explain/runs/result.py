@@ -65,7 +65,7 @@ def write_pictures(
     failures: dict[str, str] = {}
     _, count = choice(which)
     # numbers of one width, by which the files sort in the order of the choice
-    digits = len(str(run.photos if count is None else min(run.photos, count)))
+    digits = len(str(min(run.photos, count or run.photos)))
     for number, rows, photo in _shown(run, which, source, failures):
         files = Files(folder, overwrite=overwrite)
         prefix = slug(f"{number:0{digits}} {stem_of(rows[0].name)}")
