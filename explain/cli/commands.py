@@ -111,7 +111,8 @@ class Command(click.Command):
         ):
             return UsageError(f"{file}: {line}")
         if isinstance(error, click.NoSuchOption):
-            # an option of `explain PHOTO` is spelt right, but of no use to this command
+            # the group of all `commands` knows it as an option of `explain PHOTO`: it is spelt
+            # right, but of no use to this command
             if error.option_name in commands.photos.flags:
                 return without_effect(error.option_name, f" with {context.command_path}")
             # click's message suggests similar options already

@@ -81,6 +81,7 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
             "better": metric.better,
             "options": values,
         }
+        # the name has 24 places and a blank, below which the options are indented
         line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.summary} ({metric.paper})"
         answer.add(document, [line, *_options_lines(pattern, values, indent=25)])
 

@@ -46,6 +46,7 @@ from explain.cli.several import (
     load_explainer,
     read_photo,
     skipped,
+    takes_whole_files,
     write_of_all,
 )
 
@@ -200,7 +201,7 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         recursive=options.recursive,
         apart_from=options.output,
         slices=options.slices,
-        in_volumes=all(one.sees_volumes or one.sees_bands for one in explainers),
+        in_volumes=all(map(takes_whole_files, explainers)),
     )
     paths, _ = photos
     if Path(options.output).suffix.lower() in OTHER_FILES or not options.output:
@@ -571,6 +572,7 @@ class PhotoWork:
         keys = {}
         methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
         for name, method in methods.items():
+            # what was asked for is the group, whatever methods it has
             described_method = self.group or encode(method)
             keys[name] = sha256_of(json.dumps([asked, described_method]).encode())
         return keys
@@ -613,10 +615,11 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
     from explain.explanation.comparison import compare
 
     options = works[0].options
-    endings = [options.picture_format, *["html"] * options.html]
-    names = [f"{stem}-models.{ending}" for ending in endings]
+    picture_name = f"{stem}-models.{options.picture_format}"
+    page_name = f"{stem}-models.html"
     files = Files(options.output, overwrite=options.force)
-    files.refuse(names)
+    # at once, before the work for what is in them
+    files.refuse([picture_name, page_name] if options.html else [picture_name])
     names_no_target = not (options.target or options.text or options.top_k)
     names_predicted = not {"predicted", "all"}.isdisjoint(options.target)
     results: list[PhotoResult] = []
@@ -633,9 +636,9 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
         assert work.explanation is not None
         explanations[work.name] = work.explanation
     comparison = compare(explanations)
-    files.add_picture(names[0], comparison.picture())
+    files.add_picture(picture_name, comparison.picture())
     if options.html:
-        files.add_text(names[1], comparison.to_html())
+        files.add_text(page_name, comparison.to_html())
     written = list(map(str, files.write()))
     by_model = [result.document for result in results]
     document = {**comparison.summary, "image": path, "files": written, "by_model": by_model}
@@ -673,9 +676,9 @@ def _result(
             if size is not None:
                 remarks.append(f"{attribution.method}: {size:.1%} of the photo")
     lines += [f"  wrote {file}" for file in files]
-    numbers = range(len(explanation.results))
+    targets = range(len(explanation.results))
     records = [
-        explanation.record(method, number) for number in numbers for method in explanation.methods
+        explanation.record(method, target) for target in targets for method in explanation.methods
     ]
     document: dict[str, Any] = {"image": path, "files": files, "records": records}
     parts = [summary, *remarks]

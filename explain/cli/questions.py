@@ -67,6 +67,7 @@ def _refuse_unheeded(
     reruns = any(isinstance(need, repeated) for method in methods for need in method.needs)
     evaluates = bool(options.metric or getattr(options, "check", False))
     has_layer = any(uses_layer(method) or method.layer_optional for method in methods)
+    # a style that was typed has one: otherwise `Look` has refused it in `methods_of`
     has_colours = bool(options.style) or any(hasattr(style, "colormap") for style in styles)
     effects = {
         "layer": (has_layer, f": no layer is looked at for {names}"),

@@ -202,7 +202,8 @@ def _called(context: click.Context, options: SimpleNamespace) -> tuple[Any, dict
             f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
         )
     metrics: list[Any] = [*metrics_of(options.metric, has_boxes=True)]
-    metrics += ["check"] * options.check
+    if options.check:
+        metrics.append("check")  # which stands for all metrics of the check
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
     explainer = load_explainer(context.obj, model=options.model, **settings)
     targets = targets_of(options.target, explainer.categories, thresholds=options.threshold)

@@ -71,6 +71,7 @@ def find_photos(
     photos: list[str] = []
     problems: list[str] = []
     has_volume = False
+    # where a command writes, there are pictures that are no photos
     apart = os.path.realpath(apart_from) if apart_from else ""
     for path, problem in chain.from_iterable(_files_of(name, recursive, apart) for name in names):
         if problem:
@@ -175,6 +176,11 @@ def load_explainer(
     interventions = [ablation(text) for text in ablate]
     with notes(answer), blaming(model), as_usage((ImageError, ModelError)):
         return explain.Explainer(model, categories=labels, interventions=interventions, **settings)
+
+
+def takes_whole_files(explainer: "Explainer") -> bool:
+    """Whether all slices or bands of a file are one photo for the model."""
+    return explainer.sees_volumes or explainer.sees_bands
 
 
 def ablation(text: str) -> "Ablate":

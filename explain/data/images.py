@@ -112,15 +112,16 @@ def load_image(
         if bands is not None:
             return bands.picture(image, "given")
         scan = Scan("the array", as_slices(image))
-        reading = _Reading("array", window, limit, stack)
+        reading = _Reading("array", window, limit, stack=stack)
         return reading.guarded(partial(reading.slices_of, scan))
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
-        return _Reading(repr(path), window, limit, stack, bands).path(path)
+        return _Reading(repr(path), window, limit, stack=stack, bands=bands).path(path)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        reading = _Reading(f"of {len(image)} bytes", window, limit, stack, bands)
+        name = f"of {len(image)} bytes"
+        reading = _Reading(name, window, limit, stack=stack, bands=bands)
         return reading.file(io.BytesIO(image), len(image))
     raise ImageError(
         "image must be a path, bytes, a PIL image or an array (H, W, 3), got "
@@ -191,6 +192,7 @@ class _Reading:
         file.seek(0)
         with self._opened(file, stamp[0]) as image:
             count = page_count(image)
+            # of a single page, there are no slices to choose from
             numbers = self._numbers(chosen, count if count > 1 else 0, repr(path))
             return self._pages(image, file, numbers)
 
@@ -203,6 +205,7 @@ class _Reading:
             if len(numbers) == 1:
                 return self.decode(image, self.window, file, number)
             is_deep = image.mode in DEEP  # `slices_of` reads such greys of all pages in one range
+            # the window is for `slices_of`, too
             pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
         if len({page.shape for page in pages}) > 1:
             raise self.error("must have pages of one size to be read together; name one")

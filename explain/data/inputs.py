@@ -81,6 +81,7 @@ class Inputs:
                 f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write "
                 "Inputs((a,), {'name': b})"
             )
+        # the class is frozen
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         wanted = self.explained if isinstance(self.explained, list) else [self.explained]
@@ -160,6 +161,7 @@ class Inputs:
         if self.as_taken or not is_laid_out:
             return tensor
         channels = layout.index("C")
+        # signals are images of one row here
         if back:
             tensor = tensor.squeeze(2) if self.are_signals else tensor
             return tensor.movedim(1, channels)
@@ -368,7 +370,7 @@ class Inputs:
         else:
             for path, tensor in tensors.items():
                 arguments[path[0]] = tensor
-        args = tuple(map(arguments.pop, range(len(self.args))))
+        args = tuple(map(arguments.pop, range(len(self.args))))  # keyword arguments are left
         changed = object.__new__(Inputs)
         vars(changed).update(vars(self), args=args, kwargs=arguments, _tensors=tensors)
         for name in _OF_TENSORS:

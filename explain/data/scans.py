@@ -144,6 +144,7 @@ def _count(file: Any, name: str) -> int:
     pages in any other."""
     if is_npy(file):
         shape, _ = npy_header(file)
+        # an array of this shape that takes no memory
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
     if is_nifti(file):
         return slice_count(file, name)
@@ -201,7 +202,7 @@ def as_slices(array: Array) -> Array:
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
     is_color = array.ndim > 2 and array.shape[-1] in (3, 4)
-    if array.ndim > 2 and array.shape[-3] == 3 and not is_color:
+    if array.ndim > 2 and array.shape[-3] == 3 and not is_color:  # channels first
         is_color = True
         array = np.moveaxis(array, -3, -1)
     axes = 4 if is_color else 3  # of several slices
@@ -245,6 +246,7 @@ def _from_npy(file: Any, name: str, size: int, limit: Limit) -> Scan:
     """Read a file of NumPy as a scan; those beyond the ``limit`` are refused by the header, before
     anything is loaded."""
     shape, _ = checked_header(file, name, size)
+    # of an array of this shape that takes no memory
     count, height, width = as_slices(np.broadcast_to(np.uint8(0), shape)).shape[:3]
     limit.check(name, width, height)
     limit.check_slices(name, count)
@@ -278,11 +280,12 @@ def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
     decoding = optional("pydicom.pixels", why, "dicom", ImageError)
     _check_deflated(file, name, limit)
     data = pydicom.dcmread(file)
-    if not any(kind in data for kind in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+    if not any(tag in data for tag in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ImageError(f"image {name} must have pixels, got a DICOM file without; name another")
     frames = int(data.get("NumberOfFrames") or 1)
-    kind = data.PhotometricInterpretation
-    is_palette = kind == "PALETTE COLOR"
+    interpretation = data.PhotometricInterpretation
+    is_palette = interpretation == "PALETTE COLOR"
+    # the colours of a palette become red, green and blue
     samples = 3 if is_palette else data.get("SamplesPerPixel", 1)
     size_of_value = data.get("BitsAllocated", 16) / 8
     values = frames * data.Rows * data.Columns * samples
@@ -302,7 +305,7 @@ def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
     slices = pixels if frames > 1 else pixels[None]
     if slices.ndim == 4:  # in colour, for which there is no window
         return Scan(name, slices)
-    is_inverted = kind == "MONOCHROME1"  # low values are white
+    is_inverted = interpretation == "MONOCHROME1"  # low values are white
     return Scan(name, _rescaled(slices, data), window=_window_of(data), is_inverted=is_inverted)
 
 
@@ -330,8 +333,10 @@ def _window_of(data: Any) -> Window | None:
     for name in ("WindowCenter", "WindowWidth"):
         value = part.get(name)
         values = [value] if isinstance(value, (int, float)) else list(value or ())
-        numbers += values[:1]
-    level, width = map(float, numbers) if len(numbers) == 2 else (0.0, 0.0)
+        numbers += values[:1]  # there may be several windows
+    if len(numbers) < 2:
+        return None
+    level, width = map(float, numbers)
     return (level, width) if width > 0 else None
 
 

@@ -184,6 +184,7 @@ class AnswerJob(Job):
         rows = []
         names = distinct(word.text for word in answered.words)
         for word, name in zip(answered.words, names, strict=True):
+            # as of a batch of one photo, and NaN where a value is not defined
             figures = {
                 key: [math.nan if value is None else value] for key, value in word.figures.items()
             }

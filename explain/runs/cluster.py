@@ -215,6 +215,7 @@ def _missing(call: RunCall) -> Iterator[Entry]:
         photo = call.job.preparer(entry) if entry.name in call.stored_photos else None
         if photo is None:
             yield entry
+        # one that cannot be read any more stays as it is stored
         elif not isinstance(photo, Failed) and not call.note_if_stored(photo):
             raise RunError(
                 f"photo {entry.name!r}, its label or boxes have changed since; give another folder"

@@ -90,6 +90,7 @@ def check_table(
 ) -> Path:
     """Return the path of a table that can be written."""
     path = Path(file)
+    # Parquet is for maps, and COCO's results are no rows of photos
     endings = MAP_ENDINGS[1:] if photos else (*MAP_ENDINGS, ".json")
     if path.suffix.lower() not in endings:
         raise RunError(
@@ -106,6 +107,7 @@ def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """The cells of one exported row by the names of `COLUMNS`, then boxes, labels and a column for
     each metric (None where it has no value), in the table's order.
     """
+    # the width and the like are in the row's columns only
     columns = {name: getattr(row, name, row.columns.get(name)) for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)

@@ -212,24 +212,25 @@ class Job:
         ):
             x = self._batch(photos)
             lacking = photos[0].lacking  # all lack the same: see `_kind`
+            # with the targets of this photo, where they are "predicted": it then comes alone
             session = self.session.of_photo(x)
             methods = self._chosen(session, x)
             if lacking is not None:
                 methods = [method for method in methods if method.name in lacking]
             session = replace(session, methods=methods)
             # in volumes nothing is located, as a detection is a box in one picture
-            answers = session(x, [photo.box for photo in photos if not photo.crops])
-            probabilities = answers.probabilities
+            answered = session(x, [photo.box for photo in photos if not photo.crops])
+            probabilities = answered.probabilities
             photo_probabilities = (
                 [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
             )
-            results: list[list[dict[str, Any]]] = [[] for _ in photos]
-            for number, maps in enumerate(answers.results):  # of each target
-                names = self._names(next(iter(maps.values())), answers.located, number)
+            rows_of_photos: list[list[dict[str, Any]]] = [[] for _ in photos]
+            for number, maps in enumerate(answered.results):  # of each target
+                names = self._names(next(iter(maps.values())), answered.located, number)
                 figures = self._evaluated(photos, x, maps, session.targets[number], names)
                 for method, attribution in maps.items():
                     on_cpu = attribution.converted(torch.Tensor.cpu)
-                    for image, rows in enumerate(results):
+                    for image, rows in enumerate(rows_of_photos):
                         row = self._result(
                             on_cpu,
                             image=image,
@@ -243,15 +244,17 @@ class Job:
             columns = self._columns(
                 photo,
                 probabilities=photo_probabilities[image],
-                best=answers.predictions[image],
-                places=answers.located[image],
+                best=answered.predictions[image],
+                places=answered.located[image],
             )
             photo_notes = [*photo.notes, *self.labels.notes(photo.label)]
             if image == 0:
                 photo_notes += notes
             is_added = photo.lacking is not None
             records.append(
-                PhotoRecord(columns, tuple(results[image]), tuple(photo_notes), added=is_added)
+                PhotoRecord(
+                    columns, tuple(rows_of_photos[image]), tuple(photo_notes), added=is_added
+                )
             )
         return records
 
@@ -276,9 +279,9 @@ class Job:
         if isinstance(attribution.target, str):  # no class, but a box, a region or a function
             return [place.names[number] if place else attribution.target for place in places]
         outputs = self.explainer.outputs
-        classes = None if attribution.logits is None else attribution.logits.shape[1]
+        class_count = None if attribution.logits is None else attribution.logits.shape[1]
         indices = attribution.target.tolist()
-        return [outputs.label(self.explainer.categories, index, classes) for index in indices]
+        return [outputs.label(self.explainer.categories, index, class_count) for index in indices]
 
     def _evaluated(
         self,
@@ -292,6 +295,7 @@ class Job:
         metrics that need boxes where a photo has none of the target (``names``).
         """
         boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
+        # without any box in the batch, metrics that need one are left out
         metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
         box_metrics = [metric.name for metric in metrics if metric.needs_object]
         height, width = x.shape[-2:]

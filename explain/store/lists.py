@@ -276,7 +276,7 @@ class PathIndex:
         self._by_end: dict[str, Any] = {}
         for path, value in of_paths.items():
             ends = _ends(path)
-            self.by_path["/".join(ends[:1])] = value
+            self.by_path["/".join(ends[:1])] = value  # the longest end is the whole path
             for end in ends:
                 self._by_end[end] = None if end in self._by_end else value
 
@@ -447,7 +447,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
         folder, file = os.path.split(member.name)
         if not member.isreg() or file.startswith("."):
             continue
-        stem, _, ending = file.partition(".")
+        stem, _, ending = file.partition(".")  # at the first dot, as WebDataset does
         key = os.path.join(folder, stem)
         ending = ending.lower()
         if f".{ending}" in EXTENSIONS:
@@ -507,7 +507,7 @@ def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Sourc
         and hasattr(source, "column_names")
         and not hasattr(source, "__len__")
     ):
-        # it only streams
+        # a data set of Hugging Face that only streams
         return Photos(source, Columns.of(source.features) if source.features else None)
     by_number = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if by_number and not isinstance(source, (bytes, list, tuple)):

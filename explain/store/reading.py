@@ -286,6 +286,7 @@ class LabelledPhoto(NamedTuple):
             return None
         true: set[int] = set()
         uncertain: set[int] = set()
+        # each is a class and its text, which the mark may follow
         for number, _, *uncertain_mark in json.loads(columns["labels"]):
             if number is not None and number < len(probabilities):
                 (uncertain if uncertain_mark else true).add(number)
@@ -556,7 +557,7 @@ class StoredRun:
             methods = {
                 method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")
             }
-            # without an index, which may be damaged
+            # without an index, which may be damaged; the results are gone through first
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"
             for (number,) in db.execute(chosen + clause, values).fetchall():
                 columns = db.execute(_ROW, (number,)).fetchone()

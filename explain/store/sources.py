@@ -295,6 +295,7 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
         return Content(
             as_image(photo), as_label(cells.get(label, _first(usual, LABELS))), as_boxes(boxes)
         )
+    # a list of numbers is no pair of a photo and its label
     if isinstance(item, (tuple, list)) and item and not isinstance(item[0], (int, float)):
         return Content(as_image(item[0]), as_label(item[1] if len(item) > 1 else None))
     return Content(as_image(item))
@@ -439,9 +440,9 @@ class Columns:
                 f"source must have a column with images, got {', '.join(features)}; cast one to an "
                 "Image"
             )
-        return (
-            cls(images[0], labels[0], list(features[labels[0]].names)) if labels else cls(images[0])
-        )
+        if not labels:
+            return cls(images[0])
+        return cls(images[0], labels[0], classes=list(features[labels[0]].names))
 
 
 class Photos(Source):
