@@ -240,10 +240,11 @@ class RunProgress(StatusLine):
         self.there = state.there
         stored = state.there + state.done
         ended = stored + state.failed
-        left = "" if state.total is None else f", {max(0, state.total - ended)} left"
-        rest = f", about {duration(state.left)} to go" if state.left else ""
+        more = "" if state.total is None else f", {max(0, state.total - ended)} left"
+        time_left = f", about {duration(state.left)} to go" if state.left else ""
         self._line = (
-            f"{stored} photos done{left}, {state.failed} failed, {state.rate:.3g} a second{rest}"
+            f"{stored} photos done{more}, {state.failed} failed, {state.rate:.3g} a "
+            f"second{time_left}"
         )
         self.draw(ended / state.total if state.total else None, self._line)
 

@@ -141,8 +141,8 @@ def run(context: click.Context, /, **values: Any) -> int:
     _check_run(context, options)
     source = source_of(options.source, options.boxes)
     explainer, call = _asked(context, options) or _called(context, options)
-    line = RunProgress()
-    line.hidden = answer.quiet
+    progress = RunProgress()
+    progress.hidden = answer.quiet
     runner: Any = partial(explain.run, workers=options.workers)
     if options.ray is not None:
         runner = partial(
@@ -156,20 +156,20 @@ def run(context: click.Context, /, **values: Any) -> int:
     try:
         with (
             as_usage(ASKED),  # a run raises these for what would fail for every photo
-            closing(line),
+            closing(progress),
             notes(answer),
             blaming(options.model),
             # --quiet prints errors only, and what decoders say of a photo is none
             hushed() if answer.quiet else nullcontext(),
         ):
-            finished = runner(source, explainer, output=options.output, progress=line, **call)
+            finished = runner(source, explainer, output=options.output, progress=progress, **call)
     except KeyboardInterrupt as interrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")
         return code_of(interrupt)
     for change in changes_in_words(earlier, finished.manifest) if earlier else ():
         answer.note(f"{change}; what the photos of {options.output} lacked is added")
     seconds = time.monotonic() - begun
-    document = _summary(options.output, finished, line, seconds=seconds, answer=answer)
+    document = _summary(options.output, finished, progress, seconds=seconds, answer=answer)
     document["pictures"] = _pictures(options, finished, source, answer)
     if options.check:
         document["check"] = _supported(finished, answer)
@@ -307,7 +307,7 @@ def _supported(finished: "Run", answer: Output) -> dict[str, Any]:
 
 
 def _summary(
-    output: str, finished: "Run", line: RunProgress, *, seconds: float, answer: Output
+    output: str, finished: "Run", progress: RunProgress, *, seconds: float, answer: Output
 ) -> dict[str, Any]:
     """Print how a run went (failures up to `LISTED`, its first note, numbers), and return its part
     of the JSON document, whose keys scripts read.
@@ -326,17 +326,17 @@ def _summary(
         answer.note(f"{remarks[0]} {more}")
     elif remarks:
         answer.note(remarks[0])
-    rest = in_brackets({"were there": line.there, "failed": len(failures)})
+    rest = in_brackets({"were there": progress.there, "failed": len(failures)})
     answer.say(
-        f"explained {line.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in "
+        f"explained {progress.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in "
         f"{output}"
     )
     return {
         "run": output,
         "rows": len(finished),
         "photos": finished.photos,
-        "explained": line.done,
-        "there": line.there,
+        "explained": progress.done,
+        "there": progress.there,
         "failures": failures,
         "notes": remarks,
     }

@@ -349,6 +349,7 @@ class _Reading:
         width = fields.get(TiffImagePlugin.IMAGEWIDTH, 0)
         height = fields.get(TiffImagePlugin.IMAGELENGTH, 0)
         bands = fields.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+        # once unpacked, each value takes a byte or more
         bits = max(8, fields.get(TiffImagePlugin.BITSPERSAMPLE, 1))
         if bands > 4:
             raise self.error(

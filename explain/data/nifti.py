@@ -52,7 +52,7 @@ def slices_in(file: Any, name: str, limit: Limit) -> Array:
     image = _opened(file, name)
     width, height, depth = _upright(image, name)
     limit.check_slices(name, depth)
-    limit.check(name, width, height, width * height * depth * 8.0)
+    limit.check(name, width, height, width * height * depth * 8.0)  # as floats of 64 bits
     upright = _nibabel(name).as_closest_canonical(image)
     values = np.asanyarray(upright.dataobj).reshape(width, height, depth)
     # nibabel counts from left to right and from back to front, a picture the other way round

@@ -319,6 +319,7 @@ def _rescaled(slices: Array, data: Any) -> Array:
     for number in range(len(slices)):
         part = _part(data, "PixelValueTransformationSequence", number)
         lines.append([part.get("RescaleSlope", 1), part.get("RescaleIntercept", 0)])
+    # one of each for a slice, (D, 1, 1)
     slopes, intercepts = np.array(lines, np.float32).T[..., None, None]
     if (slopes == 1).all() and (intercepts == 0).all():
         return slices

@@ -113,7 +113,7 @@ class AnswerJob(Job):
         self.ask = ask
         self.answer = answer
         self.words = words
-        # what `Job` has for classifiers is empty
+        # what `Job.__init__` finds out of a classifier and is of no use here is empty
         self.metrics = []
         self.labels = Labels(None, source.classes)
         self.preparer = Preparer(source, Levels(), window=None)

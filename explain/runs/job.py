@@ -318,7 +318,7 @@ class Job:
             pairs,
             metrics,
             # Metrics want a box for every photo: those without get a dummy, whose values are
-            # replaced by NaN below.
+            # replaced by NaN below. It is half a photo, since metrics warn of whole ones.
             boxes=[of_photo or [(0, 0, max(1, width // 2), height)] for of_photo in boxes]
             if box_metrics
             else None,

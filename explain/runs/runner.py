@@ -305,4 +305,5 @@ class RunCall:
             show_progress(self._done + self._failed + self._there, total)
         elif self._progress:
             seconds = time.monotonic() - self._begun
-            self._progress(State(self._done, self._failed, self._there, total, seconds))
+            state = State(self._done, self._failed, self._there, total=total, seconds=seconds)
+            self._progress(state)

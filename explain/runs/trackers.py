@@ -193,7 +193,7 @@ def to_wandb(
             name = os.path.basename(one.path or "") or "photo"
             picture = wandb.Image(one.draw(), caption=f"{one.target}, {one.method}")
             score = float(one.attribution.score[0])
-            table.add_data(
+            table.add_data(  # in the order of `COLUMNS`
                 name,
                 picture,
                 one.method,
