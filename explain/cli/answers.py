@@ -18,6 +18,7 @@ from explain._utils.progress import duration
 from explain.cli.commands import UsageError, as_usage, is_typed, refuse_without_effect
 from explain.cli.output import Output, ProgressBar, notes
 from explain.cli.several import (
+    STDIN,
     PhotoResult,
     Sheet,
     blaming,
@@ -47,6 +48,7 @@ def explain_answers(context: click.Context, options: SimpleNamespace) -> int:
     methods = word_methods(context, options, HEEDED)
     if len(methods) > 1:
         raise UsageError(f"--method {methods[1]} is one too many with --ask; name one")
+    # --force asks for the opposite, and the page of all photos would lack those that are skipped
     for name in ("force", "html"):
         if options.skip_existing and is_typed(context, name):
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
@@ -56,13 +58,21 @@ def explain_answers(context: click.Context, options: SimpleNamespace) -> int:
         apart_from=options.output,
         slices=options.slices,
     )
+    # with an ending it would be a picture, which only `explain PHOTO` without --ask writes
     if Path(options.output).suffix or not options.output:
         raise UsageError(f"--output must be a folder with --ask, got {options.output!r}; name one")
     sheet = Sheet(options, answer)
-    asker = asker_of(options, answer)
-    work = AnswerWork(options, answer, asker, next(iter(methods), None), photos[0], sheet)
+    paths, _ = photos
+    work = AnswerWork(
+        options,
+        answer,
+        asker=asker_of(options, answer),
+        method=methods[0] if methods else None,
+        paths=paths,
+        sheet=sheet,
+    )
     code = for_all(photos, work, answer, "explained", options.output)
-    return sheet.write(_sheet_of) or code
+    return sheet.write(_sheet_of) or code  # the first that is not 0, `DONE`
 
 
 def _sheet_of(entries: "Sequence[Section]") -> str:
@@ -84,14 +94,14 @@ def word_methods(
 
     for name in context.params:
         refuse_without_effect(context, name, " with --ask", unless=name in heeded)
-    names = [options.model] if isinstance(options.model, str) else list(options.model or ())
+    names = _model_names(options)
     if len(names) != 1:
         raise UsageError(
             "--ask needs one image-text model, as --model llava-hf/llava-1.5-7b-hf or its folder, "
             f"got {', '.join(names) or 'none'}"
         )
-    with as_usage(ExplainError):
-        get_baseline(getattr(options, "baseline", None) or "mean")
+    with as_usage(ExplainError):  # which the following raise for names that they do not know
+        get_baseline(_baseline_name(options))
         if options.style:
             get_style(options.style)
         methods = list(options.method)
@@ -101,13 +111,23 @@ def word_methods(
     return methods
 
 
+def _model_names(options: SimpleNamespace) -> list[str]:
+    """What --model names: several texts where it can be repeated, as in `explain PHOTO`."""
+    return [options.model] if isinstance(options.model, str) else list(options.model or ())
+
+
+def _baseline_name(options: SimpleNamespace) -> str:
+    """What --baseline names, which not every command with --ask has."""
+    return getattr(options, "baseline", None) or "mean"
+
+
 def asker_of(options: SimpleNamespace, answer: Output) -> "AnswerExplainer":
     """The explainer of the model that was named."""
     from explain.answers import AnswerExplainer
     from explain.models.classifier import on_device
 
-    name = options.model if isinstance(options.model, str) else options.model[0]
-    baseline = getattr(options, "baseline", None) or "mean"
+    [name] = _model_names(options)
+    baseline = _baseline_name(options)
     with notes(answer), blaming(name), as_usage(ModelError):
         asker = AnswerExplainer(name, baseline=baseline, batch_size=options.batch_size)
         if options.device:
@@ -133,25 +153,26 @@ class AnswerWork:
 
         options = self.options
         [model] = options.model
-        photo = read_photo(path, self.answer, None)
-        other = self._next(path)
+        photo = read_photo(path, self.answer, explainer=None)
+        other = self._following_photo(path)
         stem = f"{stem}-{slug(Path(model).name)}"
         key = self._key(photo, other)
         stored = self._stored(path, stem, photo, key) if options.skip_existing else None
         if stored is not None:
             return stored
-        progress = AnswerProgress(bar, self.answer, self.paths.index(path) == 0, len(self.paths))
+        is_first = self.paths.index(path) == 0
+        progress = AnswerProgress(bar, self.answer, first=is_first, photos=len(self.paths))
         with blaming(model):
             answered = self.asker(
                 photo,
-                options.ask or None,
+                options.ask or None,  # captioners are not asked anything: --ask ''
                 answer=options.answer,
                 words=options.words,
                 method=self.method,
                 other=other,
                 progress=progress,
             )
-        answered = replace(answered, key=key)
+        answered = replace(answered, key=key)  # which `_stored` compares in the saved record
         self._enter(path, answered)
         files = answered.save(
             options.output,
@@ -170,7 +191,7 @@ class AnswerWork:
         from explain.report.pages import Section
 
         if self.options.html:
-            picture = answered.sheet(180)
+            picture = answered.sheet(tile=180)
             section = Section(path, pictures=[(picture, answered.alternative)])
             self.sheet.add(section)
 
@@ -195,24 +216,27 @@ class AnswerWork:
             ):
                 return None
             with blaming(self.options.model[0]):
-                now = self.asker.probabilities(photo, self.options.ask or None, record["ids"])
-            stored = [word["probability"] for word in record["words"]]
-            probabilities = [now[word["number"]] for word in record["words"]]
+                of_tokens = self.asker.probabilities(photo, self.options.ask or None, record["ids"])
+            stored_and_now = [
+                (word["probability"], of_tokens[word["number"]]) for word in record["words"]
+            ]
+        # there is no record, or not one that `explain` wrote; or the model failed on its answer
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
-        pairs = zip(probabilities, stored, strict=True)
-        if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in pairs):
+        # the same model and photo differ by rounding alone
+        if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) for a, b in stored_and_now):
             return None
         return skipped(path, [str(record_file.with_name(name)) for name in files], [record])
 
-    def _next(self, path: str) -> Any:
-        """The photo after this one, in whose place words are tried too; None without one that can
-        be read."""
+    def _following_photo(self, path: str) -> Any:
+        """The photo after this one (the first after the last), in whose place words are tried too;
+        None without one that can be read."""
         following = self.paths[(self.paths.index(path) + 1) % len(self.paths)]
-        if following == path or "-" in (following, path):
+        # standard input can be read only once
+        if following == path or STDIN in (following, path):
             return None
-        with suppress(ImageError):
-            return read_photo(following, self.answer, None)
+        with suppress(ImageError):  # it is reported when its own turn comes
+            return read_photo(following, self.answer, explainer=None)
         return None
 
 
@@ -220,7 +244,7 @@ class AnswerProgress:
     """The progress of one answer. That of the ``first`` photo says after its first passes how many
     there are, and how long they take."""
 
-    def __init__(self, bar: ProgressBar, answer: Output, first: bool, photos: int) -> None:
+    def __init__(self, bar: ProgressBar, answer: Output, *, first: bool, photos: int) -> None:
         """Prepare it for one of several ``photos``."""
         self.bar = bar
         self.answer = answer
@@ -230,7 +254,7 @@ class AnswerProgress:
 
     def __call__(self, done: int, total: int) -> None:
         """Take how many altered inputs are done, first 0."""
-        if not done:
+        if not done:  # the time until here went into the answer itself
             self.begun = time.monotonic()
         elif not self.is_told:
             seconds = (time.monotonic() - self.begun) / done * total

@@ -89,7 +89,7 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         answer: Output = ctx.obj
         answer.key = self.key
-        file, ctx.default_map = options_from_file(self)
+        file, ctx.default_map = options_from_file(self)  # from which click takes what is not typed
         try:
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -110,10 +110,12 @@ class Command(click.Command):
             and context.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP
         ):
             return UsageError(f"{file}: {line}")
-        # an option that only `explain PHOTO` has is refused as one without effect
         if isinstance(error, click.NoSuchOption):
+            # the group of all `commands` knows it as an option of `explain PHOTO`: it is spelt
+            # right, but of no use to this command
             if error.option_name in commands.photos.flags:
                 return without_effect(error.option_name, f" with {context.command_path}")
+            # click's message suggests similar options already
             if error.possibilities:
                 return UsageError(line)
         return UsageError(f"{line}; {context.command_path} --help shows the options")
@@ -151,12 +153,13 @@ class Commands(click.Group):
         `PHOTOS`, --version `version`. One close to a command's name is refused as misspelt.
         """
         words = ["version", *args[1:]] if args[:1] == ["--version"] else args
-        # what may be the name of a command; photos have endings
+        # it may be a plug-in's command, which is in the group once plug-ins are loaded; photos,
+        # which have endings, need not wait for that
         if words and words[0] not in self.commands and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
             load_plugins()
         names = sorted(name for name in self.commands if name != PHOTOS)
         if not words or words[0] not in names:
-            if words and not ctx.resilient_parsing:
+            if words and not ctx.resilient_parsing:  # while a shell completes a word, it is cut off
                 _refuse_misspelt(words[0], names)
             words = [PHOTOS, *words]
         # after "--", click takes all words for arguments: options belong to the command
@@ -183,6 +186,7 @@ def _refuse_misspelt(word: str, names: list[str]) -> None:
 
 
 commands = Commands("explain", add_help_option=False)
+"""The group itself, which each command is added to."""
 
 
 def without_effect(flag: str, why: str) -> UsageError:
@@ -216,16 +220,17 @@ def options_from_file(command: Command) -> tuple[str, dict[str, Any]]:
     for file, keys in CONFIGS.items():
         table = _table(file, keys)
         values = {key: value for key, value in table.items() if not isinstance(value, dict)}
-        values |= table.get(command.name or "explain", {})
+        values |= table.get(command.name or "explain", {})  # `explain PHOTO` has the name ""
         if values:
-            flags = [
-                flag
+            # options of other commands are no mistake: one file serves all
+            names = [
+                flag.removeprefix("--")
                 for any_command in commands.commands.values()
                 for flag in any_command.flags  # type: ignore[attr-defined]
+                if flag.startswith("--")
             ]
             for key in values:
-                if f"--{key}" not in flags:
-                    names = [flag[2:] for flag in flags if flag.startswith("--")]
+                if key not in names:
                     raise UsageError(
                         f"{file}: option {key!r} is unknown; {did_you_mean(key, names)}"
                     )
@@ -255,7 +260,7 @@ def _defaults(command: Command, values: Mapping[str, Any]) -> Iterator[tuple[str
     """
     for key, value in values.items():
         param = command.flags.get(f"--{key}")
-        if param is None or param.name is None:
+        if param is None or param.name is None:  # an option of other commands
             continue
         if isinstance(value, list) and param.type is click.STRING and not param.multiple:
             value = next(iter(value), None)

@@ -28,32 +28,34 @@ def after_imports() -> Iterator[None]:
     """
     is_main = threading.current_thread() is threading.main_thread()
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    ours = {number: old for number, old in defaults.items() if signal.getsignal(number) is old}
-    if not is_main or signal.SIGINT not in ours:
+    replaced = {number: old for number, old in defaults.items() if signal.getsignal(number) is old}
+    # Python lets only the main thread set handlers
+    if not is_main or signal.SIGINT not in replaced:
         yield
         return
-    first = 0.0
-    timers: list[threading.Timer] = []
+    waiting_since: float | None = None
+    timer: threading.Timer | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt, or send the signal again a little later."""
-        nonlocal first
-        first = first or time.monotonic()
-        if not _is_importing(frame) or time.monotonic() - first > LONGEST:
-            first = 0.0
+        nonlocal waiting_since, timer
+        if waiting_since is None:
+            waiting_since = time.monotonic()
+        if not _is_importing(frame) or time.monotonic() - waiting_since > LONGEST:
+            waiting_since = None
             raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
-        timers[:] = [threading.Timer(POLL, _thread.interrupt_main, [number])]
-        timers[0].daemon = True
-        timers[0].start()
+        timer = threading.Timer(POLL, _thread.interrupt_main, [number])
+        timer.daemon = True
+        timer.start()
 
-    for number in ours:
+    for number in replaced:
         signal.signal(number, handle)
     try:
         yield
     finally:
-        for timer in timers:
+        if timer is not None:  # the block has ended: nothing is left to be interrupted
             timer.cancel()
-        for number, old in ours.items():
+        for number, old in replaced.items():
             signal.signal(number, old)
 
 

@@ -31,6 +31,7 @@ def list_methods(answer: Output, pattern: str | None) -> None:
     methods = list(map(get_method, _matching(explain.list_methods(), pattern, "method")))
     width = max(len(name) for name in [*(method.name for method in methods), "augmented(METHOD)"])
     for family in FAMILIES:
+        # a method that wraps another stands with that one
         members = [method for method in methods if innermost_method(method).family == family]
         if members:
             answer.say(family)
@@ -46,14 +47,18 @@ def list_methods(answer: Output, pattern: str | None) -> None:
             }
             suffix = f"; for {method.only_for}" if method.only_for else ""
             line = f"  {method.name:<{width}}  {method.summary} ({method.paper}){suffix}"
-            answer.add(document, [line, *_options_lines(pattern, values, width + 4)])
+            # below the summary, which has two blanks on either side of the name before it
+            answer.add(document, [line, *_options_lines(pattern, values, indent=width + 4)])
     # lines go by family, the document by name
     answer.items.sort(key=lambda item: str(item["name"]))
     if pattern is None:
-        answer.say("any of them")
-        answer.say(f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo")
-        answer.say(f"  {'augmented(METHOD)':<{width}}  over flips and scales of the photo")
-        answer.say(f"  {'certified(METHOD)':<{width}}  which places no small change can move")
+        wrappers = [
+            "any of them",
+            f"  {'smooth(METHOD)':<{width}}  on average over noisy copies of the photo",
+            f"  {'augmented(METHOD)':<{width}}  over flips and scales of the photo",
+            f"  {'certified(METHOD)':<{width}}  which places no small change can move",
+        ]
+        answer.say_all(wrappers)
 
 
 @commands.command("metrics", key="metrics", epilog="Example: explain metrics '*mprt*'")
@@ -76,8 +81,9 @@ def list_metrics(answer: Output, pattern: str | None) -> None:
             "better": metric.better,
             "options": values,
         }
+        # the name has 24 places and a blank, below which the options are indented
         line = f"{metric.name:<24} {ARROWS[metric.better]} {metric.summary} ({metric.paper})"
-        answer.add(document, [line, *_options_lines(pattern, values, 25)])
+        answer.add(document, [line, *_options_lines(pattern, values, indent=25)])
 
 
 @commands.command("models", key="models", epilog="Example: explain models 'resnet*'")

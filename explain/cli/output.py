@@ -123,14 +123,19 @@ def _standard_output() -> Iterator[TextIO | None]:
     """
     original = sys.stdout
     with ExitStack() as stack:
+        # what Python prints; standard error is None where it was closed
         stack.enter_context(
             redirect_stdout(
                 sys.stderr or stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             )
         )
+        # where streams are not those of the process, as in tests and notebooks, libraries in C
+        # print past them anyway
         if original is None or _descriptor(original) != 1 or _descriptor(sys.stderr) != 2:
             yield original
             return
+        # what libraries in C print: descriptor 1 becomes another name of standard error, and our
+        # own lines go to a copy of what it was
         original.flush()
         saved_descriptor = os.dup(1)
         # callbacks run in reverse: the descriptor is put back before its copy is closed
@@ -235,10 +240,11 @@ class RunProgress(StatusLine):
         self.there = state.there
         stored = state.there + state.done
         ended = stored + state.failed
-        left = "" if state.total is None else f", {max(0, state.total - ended)} left"
-        rest = f", about {duration(state.left)} to go" if state.left else ""
+        more = "" if state.total is None else f", {max(0, state.total - ended)} left"
+        time_left = f", about {duration(state.left)} to go" if state.left else ""
         self._line = (
-            f"{stored} photos done{left}, {state.failed} failed, {state.rate:.3g} a second{rest}"
+            f"{stored} photos done{more}, {state.failed} failed, {state.rate:.3g} a "
+            f"second{time_left}"
         )
         self.draw(ended / state.total if state.total else None, self._line)
 
@@ -269,7 +275,7 @@ class ProgressBar(StatusLine):
         nothing is shown until its passes take longer (`runs`)."""
         self.name = name
         self._photo_begun = self.clock()
-        self._drawn = float("-inf")
+        self._drawn = float("-inf")  # so that `draw` does not wait: the name has changed
         if self.total > 1:
             self._draw(0.0, "")
 

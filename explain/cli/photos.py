@@ -46,6 +46,7 @@ from explain.cli.several import (
     load_explainer,
     read_photo,
     skipped,
+    takes_whole_files,
     write_of_all,
 )
 
@@ -188,9 +189,9 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     _check_together(context, options, models)
     group, methods = methods_of(context, options)
     metrics = metrics_of(options.metric)
-    # a group chooses its methods by the first photo; whether these cover pixels is not known yet
-    covering = None if group else [*methods, *metrics]
-    baseline = baseline_of(context, options.baseline, options.method, covering)
+    # a group chooses its methods by the first photo: whether these cover pixels is not known yet
+    users = None if group else [*methods, *metrics]
+    baseline = baseline_of(context, options.baseline, typed_methods=options.method, users=users)
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
     explainers = [
         load_explainer(answer, model=model, ablate=options.ablate, **settings) for model in models
@@ -200,22 +201,24 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         recursive=options.recursive,
         apart_from=options.output,
         slices=options.slices,
-        in_volumes=all(one.sees_volumes or one.sees_bands for one in explainers),
+        in_volumes=all(map(takes_whole_files, explainers)),
     )
+    paths, _ = photos
     if Path(options.output).suffix.lower() in OTHER_FILES or not options.output:
         raise UsageError(
             f"--output must be a folder, or a picture that ends in {', '.join(PICTURES)}, got "
             f"{options.output!r}; name one"
         )
     if _is_picture(options.output):
-        _check_single(context, options, photos, bool(group) or len(methods) > 1)
+        has_several_methods = bool(group) or len(methods) > 1
+        _check_single(context, options, photos, has_several_methods=has_several_methods)
     refuse_without_effect(context, "box_threshold", " without --boxes", unless=options.boxes)
-    if options.figure and len(photos[0]) > MOST_ROWS:
+    if options.figure and len(paths) > MOST_ROWS:
         raise UsageError(
-            f"--figure must be of at most {MOST_ROWS} photos, got {len(photos[0])}; name fewer"
+            f"--figure must be of at most {MOST_ROWS} photos, got {len(paths)}; name fewer"
         )
-    _refuse_common(options, len(photos[0]))
-    sheet = ContactSheet(options, answer, len(photos[0]), has_models=len(models) > 1)
+    _refuse_common(options, len(paths))
+    sheet = ContactSheet(options, answer, len(paths), has_models=len(models) > 1)
     annotations = None
     if options.boxes:
         from explain.explanation.coco import Annotations
@@ -225,14 +228,14 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
         PhotoWork(
             options,
             answer,
-            model,
-            explainer,
-            sheet,
-            group,
-            methods,
-            metrics,
-            baseline,
-            annotations,
+            model=model,
+            explainer=explainer,
+            sheet=sheet,
+            group=group,
+            methods=methods,
+            metrics=metrics,
+            baseline=baseline,
+            annotations=annotations,
         )
         for model, explainer in zip(models, explainers, strict=True)
     ]
@@ -241,7 +244,7 @@ def explain_photos(context: click.Context, /, **values: Any) -> int:
     # these are written also if some photos failed, whose exit code is kept
     boxes_code = _write_boxes(annotations, options, answer)
     figure_code = _write_figure([work.explained for work in works], options, answer)
-    return sheet.write(_sheet_of) or boxes_code or figure_code or code
+    return sheet.write(_sheet_of) or boxes_code or figure_code or code  # the first that is not 0
 
 
 def _sheet_of(entries: Sequence[Any]) -> str:
@@ -255,6 +258,7 @@ def _write_figure(
     by_model: "Sequence[Sequence[Explanation]]", options: SimpleNamespace, answer: Output
 ) -> int:
     """Write the figure of all photos (--figure), if any was explained; return the exit code."""
+    # of each photo the rows of all models; one that failed on some photos has fewer (None)
     rows = [row for of_photo in zip_longest(*by_model) for row in of_photo if row is not None]
     if not rows:
         return DONE
@@ -290,6 +294,7 @@ def _check_together(
     """Refuse options of `explain PHOTO` that cannot be given together, and a model named twice.
     ``models`` are the names typed for --model; None is the default model.
     """
+    # --force asks for the opposite, and the others for what skipped photos would lack
     for name in ("force", "metric", "check", "html", "boxes", "figure"):
         if options.skip_existing and is_typed(context, name):
             raise UsageError(f"--{name} and --skip-existing cannot both be given; leave one out")
@@ -313,8 +318,12 @@ def _refuse_common(options: SimpleNamespace, count: int) -> None:
     """Refuse the files of all photos together, of which there are ``count``, where they exist."""
     from explain.data.files import Files
 
-    files = Files(_folder_of(options.output), overwrite=options.force)
-    files.refuse([BOXES] * options.boxes + [SHEET] * (options.html and count > 1))
+    names = []
+    if options.boxes:
+        names.append(BOXES)
+    if options.html and count > 1:
+        names.append(SHEET)
+    Files(_folder_of(options.output), overwrite=options.force).refuse(names)
 
 
 def _folder_of(output: str) -> Path:
@@ -330,15 +339,17 @@ def _is_picture(output: str) -> bool:
 
 
 def _check_single(
-    context: click.Context, options: SimpleNamespace, photos: Photos, has_methods: bool
+    context: click.Context, options: SimpleNamespace, photos: Photos, *, has_several_methods: bool
 ) -> None:
     """Refuse options that give more than one picture, where --output names one; those of a file of
     defaults (``options.html``, ``options.skip_existing``) are cleared.
     """
+    paths, problems = photos
+    # --top-k takes the place of targets; "predicted" and "all" may be any number of them
     targets = options.top_k or len(options.target) + len(options.text)
     several = {
-        "photos": sum(map(len, photos)) > 1,
-        "methods": has_methods,
+        "photos": len(paths) + len(problems) > 1,
+        "methods": has_several_methods,
         "targets": targets > 1 or not {"predicted", "all"}.isdisjoint(options.target),
         "models": len(options.model) > 1,
     }
@@ -347,13 +358,13 @@ def _check_single(
             raise UsageError(
                 f"--output must be a folder for several {what}, got {options.output!r}; name one"
             )
-    if Path(options.output).resolve() in [Path(photo).resolve() for photo in photos[0]]:
+    if Path(options.output).resolve() in [Path(path).resolve() for path in paths]:
         raise UsageError(
             f"--output must be another file than the photo, got {options.output!r}; name one"
         )
     for name in ("html", "skip_existing", "picture_format", "map_format"):
         refuse_without_effect(context, name, " with a picture as --output", unless=False)
-    options.html = options.skip_existing = False  # defaults of a file
+    options.html = options.skip_existing = False  # of a file of defaults: typed ones are refused
 
 
 class ContactSheet(Sheet):
@@ -391,6 +402,7 @@ class ContactSheet(Sheet):
         from explain.report import pages
 
         figures = [figures_in(table) for table in tables]
+        # a line in the list of all photos, and what is shown of the one that is picked
         short, full = pages.entry(explanation, figures)
         title = f"{short['name']} · {model}" if self.has_models else short["name"]
         self.add((short | {"name": title, "page": name}, full))
@@ -457,7 +469,7 @@ class PhotoWork:
                 progress=bar.runs,
                 **call,
             )
-            explanation = replace(explanation, key=self._keys())
+            explanation = replace(explanation, key=self._keys())  # with which `_stored` compares
             tables = []
             if self.metrics:
                 settings = {name: call[name] for name in ("layer", "fuse", "batch_size")}
@@ -472,6 +484,7 @@ class PhotoWork:
         save_options["overwrite"] = options.force
         if self.annotations is not None:
             save_options["boxes"] = options.box_threshold
+            # as it was typed: a photo from standard input has no file
             self.annotations.add(replace(explanation, source=path))
         if _is_picture(options.output):
             files = [explanation.save_picture(options.output, **save_options)]
@@ -508,16 +521,17 @@ class PhotoWork:
 
         options = self.options
         if _is_picture(options.output):
-            place = Path(options.output)
-            Files(place.parent).refuse([place.name])
+            picture = Path(options.output)
+            Files(picture.parent).refuse([picture.name])
             return None
         if not any(Path(options.output).glob(f"{escape(slug(stem))}*")):
             return None
         question: Any = {"targets": self.targets, "top_k": options.top_k}
         try:
             with blaming(self.model):
+                # a method without maps: labels and scores are all that is wanted
                 predicted = self.explainer(photo, Unexplained(), **question)
-        except ExplainError:  # which the explanation has as well, and tells
+        except ExplainError:  # the explanation fails on it as well, and tells
             return None
         keys = self._keys()
         formats = (options.picture_format, options.map_format)
@@ -542,7 +556,7 @@ class PhotoWork:
         explainer = self.explainer
         options = self.options
         call = call_options(options)
-        del call["batch_size"]
+        del call["batch_size"]  # results do not depend on it
         labels = None if explainer.categories is None else list(explainer.categories)
         asked = [
             call,
@@ -558,6 +572,7 @@ class PhotoWork:
         keys = {}
         methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
         for name, method in methods.items():
+            # what was asked for is the group, whatever methods it has
             described_method = self.group or encode(method)
             keys[name] = sha256_of(json.dumps([asked, described_method]).encode())
         return keys
@@ -600,27 +615,30 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
     from explain.explanation.comparison import compare
 
     options = works[0].options
-    endings = [options.picture_format, *["html"] * options.html]
-    names = [f"{stem}-models.{ending}" for ending in endings]
+    picture_name = f"{stem}-models.{options.picture_format}"
+    page_name = f"{stem}-models.html"
     files = Files(options.output, overwrite=options.force)
-    files.refuse(names)
-    is_free = not (options.target or options.text or options.top_k)
+    # at once, before the work for what is in them
+    files.refuse([picture_name, page_name] if options.html else [picture_name])
+    names_no_target = not (options.target or options.text or options.top_k)
+    names_predicted = not {"predicted", "all"}.isdisjoint(options.target)
     results: list[PhotoResult] = []
     explanations: dict[str, Explanation] = {}
     for work in works:
-        if explanations and is_free:
-            best = next(iter(explanations.values())).targets[0]
+        first = next(iter(explanations.values()), None)
+        # maps can be compared only where they are of the same targets: those of the first model
+        if first is not None and names_no_target:
+            best = first.targets[0]
             work.targets = [best] if best in (work.explainer.categories or ()) else None
-        # what the first predicts
-        elif explanations and not {"predicted", "all"}.isdisjoint(options.target):
-            work.targets = list(next(iter(explanations.values())).targets)
+        elif first is not None and names_predicted:
+            work.targets = list(first.targets)
         results.append(work(path, stem, bar))
         assert work.explanation is not None
         explanations[work.name] = work.explanation
     comparison = compare(explanations)
-    files.add_picture(names[0], comparison.picture())
+    files.add_picture(picture_name, comparison.picture())
     if options.html:
-        files.add_text(names[1], comparison.to_html())
+        files.add_text(page_name, comparison.to_html())
     written = list(map(str, files.write()))
     by_model = [result.document for result in results]
     document = {**comparison.summary, "image": path, "files": written, "by_model": by_model}
@@ -645,24 +663,25 @@ def _result(
     from explain.attribution.result import set_figures
 
     summary, lines = _predictions(explanation)
-    sizes = []
+    remarks = []  # which the summary has too
     for maps, label in zip(explanation.results, explanation.targets, strict=True):
         for attribution in maps.values():
             if remark := sentence(attribution, label, explanation.categories):
                 lines.append(f"  {printable(remark)}")
-            said = [f"{attribution.method}: {caution}" for caution in cautions(attribution)]
-            lines += [f"  {caution}" for caution in said]
-            sizes += said
-            size = set_figures(attribution, 0).get("set_size")
+            warnings = [f"{attribution.method}: {caution}" for caution in cautions(attribution)]
+            lines += [f"  {warning}" for warning in warnings]
+            remarks += warnings
+            # the share of the photo that is enough, or is needed, of methods that look for it
+            size = set_figures(attribution, image=0).get("set_size")
             if size is not None:
-                sizes.append(f"{attribution.method}: {size:.1%} of the photo")
+                remarks.append(f"{attribution.method}: {size:.1%} of the photo")
     lines += [f"  wrote {file}" for file in files]
-    numbers = range(len(explanation.results))
+    targets = range(len(explanation.results))
     records = [
-        explanation.record(method, number) for number in numbers for method in explanation.methods
+        explanation.record(method, target) for target in targets for method in explanation.methods
     ]
     document: dict[str, Any] = {"image": path, "files": files, "records": records}
-    parts = [summary, *sizes]
+    parts = [summary, *remarks]
     if tables:
         document["metrics"] = [table.to_dict() for table in tables]
         lines += _by_target([str(table).splitlines() for table in tables], explanation.targets)

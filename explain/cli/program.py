@@ -36,14 +36,17 @@ def exit_code(arguments: Sequence[str] | None = None) -> int:
         # otherwise Pillow's log goes to standard error
         logging.getLogger("PIL").addHandler(logging.NullHandler())
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # words behind "--" are photos, whatever they look like
     end = words.index("--") if "--" in words else len(words)
     answer = Output(as_json="--json" in words[:end])
     try:
+        # interrupts wait for imports, messages name options as typed, and nothing else prints
         with after_imports(), typed(), answer.alone():
             code = _answered(words, answer)
             answer.end()
             return code
     except OutputClosedError as error:
+        # a reader that has seen enough, such as head, is no mistake to tell of
         if not isinstance(error.__cause__, BrokenPipeError):
             tell(f"explain: output cannot be printed: {error}")
         return FAILED

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from explain.baselines.base import Baseline
     from explain.methods import Method
     from explain.metrics import Metric
-    from explain.targets import Predicted, Target
+    from explain.targets import Target
 
 BUDGET = ("samples", "tolerance", "max_seconds")
 
@@ -38,6 +38,7 @@ def methods_of(
         raise UsageError(f"--method {groups[0]} takes the others too; leave them out")
     with as_usage(ExplainError):
         methods = [get_method(name) for name in names if name not in groups]
+        # which refuses an unknown style or colour map; `explain run` has --style alone
         Look(options.style, getattr(options, "colormap", None), getattr(options, "alpha", None))
     if groups:
         return groups[0], []
@@ -59,12 +60,14 @@ def _refuse_unheeded(
     names = ", ".join(method.name for method in methods)
     styles = [get_style(options.style or method.style) for method in methods]
     layers = options.layer
+    # a pattern such as "layer*" may be several
     has_several = len(layers) > 1 or any(re.search(r"[*?\[]", layer) for layer in layers)
     fuses = has_several or (not layers and any(method.fusion for method in methods))
     repeated = (Attributions, Scores, Searches)  # needs for which the model is run many times
     reruns = any(isinstance(need, repeated) for method in methods for need in method.needs)
     evaluates = bool(options.metric or getattr(options, "check", False))
     has_layer = any(uses_layer(method) or method.layer_optional for method in methods)
+    # a style that was typed has one: otherwise `Look` has refused it in `methods_of`
     has_colours = bool(options.style) or any(hasattr(style, "colormap") for style in styles)
     effects = {
         "layer": (has_layer, f": no layer is looked at for {names}"),
@@ -77,11 +80,11 @@ def _refuse_unheeded(
     for name in BUDGET:
         estimates = any(name in options_of(method) for method in methods)
         effects[name] = estimates, f": nothing is estimated by {names}"
-        if not estimates:  # a default of a file
+        if not estimates:  # typed ones are refused below; this is for defaults of a file
             setattr(options, name, None)
     for name, (has_effect, why) in effects.items():
         refuse_without_effect(context, name, why, unless=has_effect)
-        if not has_effect and name in ("alpha", "colormap"):  # a default of a file
+        if not has_effect and name in ("alpha", "colormap"):  # it was not typed, but in a file
             setattr(options, name, None)
 
 
@@ -105,10 +108,15 @@ def metrics_of(names: Sequence[str], *, has_boxes: bool = False) -> "list[Metric
 
 
 def baseline_of(
-    context: click.Context, name: str | None, methods: Sequence[str], covering: Sequence[Any] | None
+    context: click.Context,
+    name: str | None,
+    *,
+    typed_methods: Sequence[str],
+    users: Sequence[Any] | None,
 ) -> "Baseline | None":
-    """The baseline that --baseline names; None without it. Refused if a method has its own, or none
-    of ``covering`` (None: a group, chosen later) covers pixels.
+    """The baseline that --baseline names; None without it. Refused if a method was typed with a
+    baseline of its own, or if none of the ``users`` (methods and metrics; None where they are not
+    chosen yet) covers pixels.
     """
     if name is None:
         return None
@@ -116,34 +124,34 @@ def baseline_of(
 
     with as_usage(BaselineError):
         baseline = get_baseline(name)
-    for method in methods:
-        if re.search(r"\bbaseline\s*=", method):
+    for text in typed_methods:
+        if re.search(r"\bbaseline\s*=", text):  # as in "occlusion(baseline='blur')"
             raise UsageError(
-                f"--baseline {name} and {method!r} both say what covers pixels; leave one out"
+                f"--baseline {name} and {text!r} both say what covers pixels; leave one out"
             )
-    if covering is not None:
-        names = ", ".join(part.name for part in covering)
-        has_effect = any(map(_covers, covering))
+    if users is not None:
+        names = ", ".join(user.name for user in users)
+        has_effect = any(map(_covers, users))
         refuse_without_effect(
             context, "baseline", f": no pixels are covered for {names}", unless=has_effect
         )
     return baseline
 
 
-def _covers(part: Any) -> bool:
+def _covers(user: Any) -> bool:
     """Whether a method or metric covers pixels (has a baseline), itself or by the method that it
     wraps."""
-    return hasattr(part, "baseline") or (hasattr(part, "method") and _covers(part.method))
+    return hasattr(user, "baseline") or (hasattr(user, "method") and _covers(user.method))
 
 
-def with_baseline(part: Any, baseline: "Baseline | None") -> Any:
+def with_baseline(user: Any, baseline: "Baseline | None") -> Any:
     """Return a method or metric with another baseline, also within the method that it wraps; it is
     returned as it is without a baseline, or if it covers no pixels."""
-    if baseline is None or not _covers(part):
-        return part
-    if hasattr(part, "baseline"):
-        return replace(part, baseline=baseline)
-    return replace(part, method=with_baseline(part.method, baseline))
+    if baseline is None or not _covers(user):
+        return user
+    if hasattr(user, "baseline"):
+        return replace(user, baseline=baseline)
+    return replace(user, method=with_baseline(user.method, baseline))
 
 
 def target_of(name: str | None) -> int | str | None:
@@ -177,19 +185,21 @@ def targets_of(
             return targets
         if not any(isinstance(target, Predicted) for target in targets):
             raise without_effect("--threshold", " without --target predicted or all")
-        predicted = predicted_above(thresholds, categories)
+        predicted = Predicted(thresholds_of(thresholds, categories))
     return [predicted if isinstance(target, Predicted) else target for target in targets]
 
 
-def predicted_above(thresholds: Sequence[str], categories: Sequence[str] | None) -> "Predicted":
-    """The target of --target predicted or all with the thresholds of --threshold, as "0.3" for all
-    labels or "Edema=0.2" for one; refused if one is no probability."""
+def thresholds_of(
+    texts: Sequence[str], categories: Sequence[str] | None
+) -> float | dict[int, float] | None:
+    """The probabilities that --threshold names, as "0.3" for all labels or "Edema=0.2" for one: a
+    single one, or by the index of the class; None without any. Refused if one is no probability."""
     from explain.targets import Predicted
     from explain.targets.labels import find_category
 
-    for_all = None
+    for_all: float | None = None
     of_classes: dict[int, float] = {}
-    for text in thresholds:
+    for text in texts:
         label, equals, share = text.rpartition("=")
         try:
             number = float(share)
@@ -201,9 +211,11 @@ def predicted_above(thresholds: Sequence[str], categories: Sequence[str] | None)
             of_classes[find_category(label, categories)] = number
         else:
             for_all = number
-    if not of_classes or for_all is None:
-        return Predicted(of_classes or for_all)
-    return Predicted(dict.fromkeys(range(len(categories or ())), for_all) | of_classes)
+    thresholds = of_classes or for_all
+    if of_classes and for_all is not None:
+        thresholds = dict.fromkeys(range(len(categories or ())), for_all) | of_classes
+    Predicted(thresholds)  # which refuses numbers beyond 0 to 1
+    return thresholds
 
 
 def call_options(options: SimpleNamespace) -> dict[str, Any]:

@@ -40,9 +40,9 @@ from explain.cli.questions import (
     call_options,
     methods_of,
     metrics_of,
-    predicted_above,
     target_of,
     targets_of,
+    thresholds_of,
 )
 from explain.cli.several import ASKED, blaming, load_explainer
 
@@ -141,8 +141,8 @@ def run(context: click.Context, /, **values: Any) -> int:
     _check_run(context, options)
     source = source_of(options.source, options.boxes)
     explainer, call = _asked(context, options) or _called(context, options)
-    line = RunProgress()
-    line.hidden = answer.quiet
+    progress = RunProgress()
+    progress.hidden = answer.quiet
     runner: Any = partial(explain.run, workers=options.workers)
     if options.ray is not None:
         runner = partial(
@@ -156,18 +156,20 @@ def run(context: click.Context, /, **values: Any) -> int:
     try:
         with (
             as_usage(ASKED),  # a run raises these for what would fail for every photo
-            closing(line),
+            closing(progress),
             notes(answer),
             blaming(options.model),
+            # --quiet prints errors only, and what decoders say of a photo is none
             hushed() if answer.quiet else nullcontext(),
         ):
-            finished = runner(source, explainer, output=options.output, progress=line, **call)
+            finished = runner(source, explainer, output=options.output, progress=progress, **call)
     except KeyboardInterrupt as interrupt:
         answer.complain(f"interrupted{_so_far(options.output)}")
         return code_of(interrupt)
     for change in changes_in_words(earlier, finished.manifest) if earlier else ():
         answer.note(f"{change}; what the photos of {options.output} lacked is added")
-    document = _summary(options.output, finished, line, time.monotonic() - begun, answer)
+    seconds = time.monotonic() - begun
+    document = _summary(options.output, finished, progress, seconds=seconds, answer=answer)
     document["pictures"] = _pictures(options, finished, source, answer)
     if options.check:
         document["check"] = _supported(finished, answer)
@@ -200,7 +202,8 @@ def _called(context: click.Context, options: SimpleNamespace) -> tuple[Any, dict
             f"--method {group} chooses by the first photo, which --ray cannot; name the methods"
         )
     metrics: list[Any] = [*metrics_of(options.metric, has_boxes=True)]
-    metrics += ["check"] * options.check
+    if options.check:
+        metrics.append("check")  # which stands for all metrics of the check
     settings = {name: getattr(options, name) for name in cli.MODEL_SETTINGS}
     explainer = load_explainer(context.obj, model=options.model, **settings)
     targets = targets_of(options.target, explainer.categories, thresholds=options.threshold)
@@ -213,9 +216,12 @@ def _manifest_of(file: str) -> dict[str, Any]:
     with which the new one is compared; empty without a run, or without photos in it."""
     import explain
 
-    with suppress(RunError):
-        earlier = explain.open_run(file) if os.path.isfile(file) else None
-        return earlier.manifest if earlier is not None and earlier.photos else {}
+    if not os.path.isfile(file):
+        return {}
+    with suppress(RunError):  # it is another file, which the run itself refuses
+        earlier = explain.open_run(file)
+        if earlier.photos:
+            return earlier.manifest
     return {}
 
 
@@ -301,7 +307,7 @@ def _supported(finished: "Run", answer: Output) -> dict[str, Any]:
 
 
 def _summary(
-    output: str, finished: "Run", line: RunProgress, seconds: float, answer: Output
+    output: str, finished: "Run", progress: RunProgress, *, seconds: float, answer: Output
 ) -> dict[str, Any]:
     """Print how a run went (failures up to `LISTED`, its first note, numbers), and return its part
     of the JSON document, whose keys scripts read.
@@ -320,17 +326,17 @@ def _summary(
         answer.note(f"{remarks[0]} {more}")
     elif remarks:
         answer.note(remarks[0])
-    rest = in_brackets({"were there": line.there, "failed": len(failures)})
+    rest = in_brackets({"were there": progress.there, "failed": len(failures)})
     answer.say(
-        f"explained {line.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in "
+        f"explained {progress.done} photos in {duration(seconds)}{rest}; {len(finished)} rows in "
         f"{output}"
     )
     return {
         "run": output,
         "rows": len(finished),
         "photos": finished.photos,
-        "explained": line.done,
-        "there": line.there,
+        "explained": progress.done,
+        "there": progress.there,
         "failures": failures,
         "notes": remarks,
     }
@@ -422,18 +428,18 @@ def tell_insight(
         run = explain.open_run(run_file)
     explainer = load_explainer(answer, **model) if has_model else None
     with as_usage(TargetError):
-        limits = predicted_above(threshold, run.categories).threshold if threshold else None
+        thresholds = thresholds_of(threshold, run.categories)
     with notes(answer), blaming(model["model"]):
         insight = run.insight(
             method,
             explainer=explainer,
             source=source,
-            channels=channels or 0,
+            channels=channels or 0,  # None without the option: then none are looked for
             concepts=concepts or 0,
             examples=examples,
             target=target_of(target),
             layer=layer,
-            threshold=limits,
+            threshold=thresholds,
         )
     lines = insight.lines(count)
     files: list[str] = []
@@ -489,7 +495,7 @@ def repair(
     """Remove a finding of insight from a model, and test the result."""
     import explain
     from explain.insight import RunPhotos
-    from explain.insight.repair import repair as repaired
+    from explain.insight.repair import repair as repair_model
 
     answer: Output = context.obj
     refuse_without_effect(context, "layer", " with --train", unless=not train)
@@ -498,11 +504,11 @@ def repair(
     explainer = load_explainer(answer, **model)
     with notes(answer), blaming(model["model"]):
         photos = RunPhotos(run, explainer, source)
-        insight = replace(run.insight(method), photos=photos)
+        insight = replace(run.insight(method), photos=photos)  # on which findings can be tried
         # without --finding, findings are tried on the model: its result says which and why
         tried = insight.confirmed() if finding is None else None
         chosen = insight.finding(finding) if tried is None else tried.finding
-        result = repaired(
+        result = repair_model(
             chosen, photos, how="train" if train else "project", layer=list(layer) or None
         )
         files = [str(path) for path in result.save(output, overwrite=force)]

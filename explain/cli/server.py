@@ -65,8 +65,9 @@ def serve(
     explainers += [load_explainer(answer, model=name, device=model["device"]) for name in beside]
     asker = None
     if answers is not None:
-        asked = SimpleNamespace(model=answers, device=model["device"], batch_size=None)
-        asker = asker_of(asked, answer)
+        # as options of a command with --ask
+        options = SimpleNamespace(model=answers, device=model["device"], batch_size=None)
+        asker = asker_of(options, answer)
     with closing(Service(explainers, examples=photos, asker=asker)) as service:
         app = application(service, access)
         with bound(host, port) as socket:

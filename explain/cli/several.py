@@ -63,7 +63,7 @@ def find_photos(
         raise UsageError(
             "--recursive would have no effect without a folder; name one, or leave it out"
         )
-    chosen = read_range(slices or ":")
+    chosen = read_range(slices or ":")  # all of them without --slices
     if chosen is None:
         raise UsageError(
             f"--slices must be a number from 1 or a range, as 12, 10:20 or ::5, got {slices!r}"
@@ -71,23 +71,25 @@ def find_photos(
     photos: list[str] = []
     problems: list[str] = []
     has_volume = False
+    # where a command writes, there are pictures that are no photos
     apart = os.path.realpath(apart_from) if apart_from else ""
     for path, problem in chain.from_iterable(_files_of(name, recursive, apart) for name in names):
         if problem:
             problems.append(problem)
             continue
-        in_file = slice_names(path, pages=slices != "")
-        count = len(in_file)
+        # of a file with pages, such as an animation, only the first one unless --slices is typed
+        photos_in_file = slice_names(path, pages=slices != "")
+        count = len(photos_in_file)
         if count > 1:
             has_volume = True
-            in_file = [in_file[number] for number in chosen_numbers(chosen, count)]
-            if not in_file:
+            photos_in_file = [photos_in_file[number] for number in chosen_numbers(chosen, count)]
+            if not photos_in_file:
                 problems.append(
                     f"image {path!r} has slices 1 to {count}, and none of them is in {slices}"
                 )
-            elif in_volumes:
-                in_file = [f"{path} slices {slices}" if slices else path]
-        photos += in_file
+            elif in_volumes:  # together they are one photo
+                photos_in_file = [f"{path} slices {slices}" if slices else path]
+        photos += photos_in_file
     if slices and not has_volume:
         raise without_effect("--slices", " without a file of several slices or pages")
     return list(dict.fromkeys(photos)), problems
@@ -135,7 +137,7 @@ def read_photo(path: str, answer: Output, explainer: "Explainer | None") -> "Ima
     from explain.data.opening import hushed, troubles
 
     read = load_image if explainer is None else explainer.read
-    with hushed() as printed:
+    with hushed() as printed:  # by decoders in C, which do not raise for all that is damaged
         photo = read(_piped() if path == STDIN else path)
     if not has_contrast(photo):
         answer.note(f"{photo_label(path)}: {NO_CONTRAST}", once=True)
@@ -176,6 +178,11 @@ def load_explainer(
         return explain.Explainer(model, categories=labels, interventions=interventions, **settings)
 
 
+def takes_whole_files(explainer: "Explainer") -> bool:
+    """Whether all slices or bands of a file are one photo for the model."""
+    return explainer.sees_volumes or explainer.sees_bands
+
+
 def ablation(text: str) -> "Ablate":
     """Read --ablate as a layer or its units: ``layer3``, ``layer3[12,40]`` (channels), ``attn[heads
     1]``, ``layer2[region 40,30,90,80]`` (left, top, right, bottom)."""
@@ -184,22 +191,23 @@ def ablation(text: str) -> "Ablate":
     match = re.fullmatch(
         r"([^\[\]]+)(?:\[(?:(heads|tokens|channels|region) )?([\d.,\s-]+)\])?", text.strip()
     )
-    must = (
+    requirement = (
         "a layer, also with units as in 'layer3[12,40]', 'attn[heads 1]' or 'layer3[region "
         "40,30,90,80]'"
     )
     if match is None:
-        raise UsageError(f"--ablate must be {must}, got {text!r}")
+        raise UsageError(f"--ablate must be {requirement}, got {text!r}")
     layer, units, numbers = match.groups()
     if numbers is None:
         return Ablate(layer)
-    kind: Any = float if units == "region" else int
+    as_number: Any = float if units == "region" else int
     try:
-        chosen: Any = {units or "channels": [kind(number) for number in numbers.split(",")]}
-        return Ablate(layer, **chosen)
+        chosen_units: Any = {units or "channels": list(map(as_number, numbers.split(",")))}
+        return Ablate(layer, **chosen_units)
     except ValueError as error:
+        # what Python says of a text that is no number would not help
         reason = f" ({error})" if isinstance(error, ExplainError) else ""
-        raise UsageError(f"--ablate must be {must}, got {text!r}{reason}") from None
+        raise UsageError(f"--ablate must be {requirement}, got {text!r}{reason}") from None
 
 
 @contextmanager
@@ -249,11 +257,11 @@ def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str =
     paths, problems = photos
     for problem in problems:
         answer.complain(problem)
-    tally = _Tally(answer, len(paths) + len(problems), len(problems))
+    tally = _Tally(answer, total=len(paths) + len(problems), failed=len(problems))
     begun = time.monotonic()
     try:
         _work_on(paths, work, tally)
-    finally:
+    finally:  # also of an interrupted command
         if tally.total > 1:
             seconds = duration(time.monotonic() - begun)
             answer.say(
@@ -345,7 +353,7 @@ class _Tally:
     answer: Output
     total: int
     failed: int
-    files: int = 0
+    files: int = 0  # that were written
     done: int = 0
     skipped: int = 0
     common_error: str = ""  # the error of the first photo, which all others may have too
@@ -382,17 +390,18 @@ class _Tally:
         """
         self.failed += 1
         message = str(error) if repr(path) in str(error) else f"{photo_label(path)}: {error}"
-        stops = isinstance(error, FolderError)
+        stops = isinstance(error, FolderError)  # no other photo could be written either
+        # it is of neither a photo nor a file, and no photo has worked yet
         may_hold_for_all = not (
             isinstance(error, (ImageError, OutputError)) or self.done or self.skipped
         )
         if may_hold_for_all:
-            stops = self.common_error == str(error)
+            stops = self.common_error == str(error)  # the second photo with it
             self.common_error = str(error)
             self.is_refused = isinstance(error, ASKED) and (stops or self.total == 1)
             if stops:
                 message = f"{photo_label(path)} fails in the same way, as every photo would"
-            elif self.is_refused:
+            elif self.is_refused:  # of what was typed, not of the single photo
                 message = str(error)
         rest = f"; stopped, {self.left} more not looked at" if stops and self.left else ""
         self.answer.complain(f"{message}{rest}")

@@ -17,6 +17,7 @@ from explain.cli.several import (
     for_all,
     load_explainer,
     read_photo,
+    takes_whole_files,
 )
 
 
@@ -68,7 +69,7 @@ def list_layers(answer: Output, /, images: tuple[str, ...], **model: Any) -> Non
 def inspect(answer: Output, /, images: tuple[str, ...], recursive: bool, **model: Any) -> int:
     """Print the output of every layer for a photo."""
     explainer = load_explainer(answer, **model)
-    in_volumes = explainer.sees_volumes or explainer.sees_bands
+    in_volumes = takes_whole_files(explainer)
     photos = find_photos(images, recursive=recursive, in_volumes=in_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:
@@ -111,7 +112,7 @@ def draw_concepts(
 ) -> int:
     """Draw the concepts that a layer sees in a photo."""
     explainer = load_explainer(answer, **model)
-    in_volumes = explainer.sees_volumes or explainer.sees_bands
+    in_volumes = takes_whole_files(explainer)
     photos = find_photos(images, recursive=recursive, apart_from=output, in_volumes=in_volumes)
 
     def work(path: str, stem: str, bar: ProgressBar) -> PhotoResult:

@@ -42,7 +42,8 @@ class Bands:
 
     def __post_init__(self) -> None:
         """Refuse bands that are not there."""
-        numbers = tuple(self.shown) or ((1, 2, 3) if self.count > 2 else (1,))
+        first = (1, 2, 3) if self.count > 2 else (1,)
+        numbers = tuple(self.shown) or first
         are_numbers = [isinstance(one, int) and 1 <= one <= self.count for one in numbers]
         if len(numbers) not in (1, 3) or not all(are_numbers):
             remedy = python_or_command("pass bands=(3, 2, 1)", "give --bands 3,2,1")
@@ -50,12 +51,13 @@ class Bands:
                 f"{option_name('bands')} must be one or three numbers from 1 to {self.count}, got "
                 f"{shown(self.shown)}; {remedy}"
             )
-        object.__setattr__(self, "shown", numbers)
+        object.__setattr__(self, "shown", numbers)  # the class is frozen
 
     def picture(self, values: Array, name: str) -> Image.Image:
         """The picture of values ``(C, H, W)`` or ``(H, W, C)``, in RGB and upright; its ``bands``
         are what a preprocessing takes: floats ``(C, H, W)``, 0 to 1 for the usual range."""
         values = np.squeeze(values)
+        # where the bands may be: first or last
         axes = [axis for axis in (0, 2) if values.ndim == 3 and values.shape[axis] == self.count]
         if not axes:
             raise ImageError(
@@ -65,7 +67,7 @@ class Bands:
         bands = to_levels(np.moveaxis(values, axes[0], 0), window=self.window, name=name)
         chosen = bands[[number - 1 for number in self.shown]]
         low, high = np.percentile(chosen, STRETCHED)
-        grey = (chosen - low) / ((high - low) or 1.0)
+        grey = (chosen - low) / ((high - low) or 1.0)  # nothing but black where all are alike
         pixels = (255 * grey.clip(0, 1)).round().astype(np.uint8)
         rgb = np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)
         picture: Any = Image.fromarray(np.ascontiguousarray(rgb))

@@ -138,19 +138,21 @@ def locate_tiles(preprocess: Preprocess, size: tuple[int, int], count: int) -> l
         grey = np.broadcast_to(levels.round(), (height, width)).astype(np.uint8)
         return preprocess(Image.fromarray(grey).convert("RGB")).double().numpy()
 
+    # where each tile begins and ends; None where that is not found out
     across: list[Any] = [None] * count
     down: list[Any] = [None] * count
     try:
+        # a picture whose level rises to the right tells each pixel of the input where it comes from
         black = seen(np.zeros((1, 1)))
         contrast = seen(np.full((1, 1), 255)) - black
         rightwards = seen(rising_levels(width)[None]) - black
         downwards = seen(rising_levels(height)[:, None]) - black
         for number in range(count):
-            across[number] = _extent(rightwards[number], contrast[number], 1, width)
-            down[number] = _extent(downwards[number], contrast[number], 0, height)
+            across[number] = _extent(rightwards[number], contrast[number], axis=1, length=width)
+            down[number] = _extent(downwards[number], contrast[number], axis=0, length=height)
     except ExplainError:
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError):
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # it does not take such pictures
         pass
     boxes = []
     for columns, rows in zip(across, down, strict=True):
@@ -180,7 +182,9 @@ def along_ramp(level: Any, length: int) -> Any:
     return (level - LOWEST) / (HIGHEST - LOWEST) * (length - 1) + 0.5
 
 
-def _extent(change: Array, contrast: Array, axis: int, length: int) -> tuple[float, float] | None:
+def _extent(
+    change: Array, contrast: Array, *, axis: int, length: int
+) -> tuple[float, float] | None:
     """Where on the photo the input's first and last edge lie along ``axis``, which has ``length``
     pixels, by how a picture of rising levels, and a white one, differ from black; None if not
     linear.
@@ -189,12 +193,14 @@ def _extent(change: Array, contrast: Array, axis: int, length: int) -> tuple[flo
         return None
     shows_photo = np.abs(contrast) > 0.5 * np.abs(contrast).max()  # and no padding
     photo_levels = np.where(shows_photo, change / np.where(shows_photo, contrast, 1) * 255, np.nan)
+    # of each row or column of the input, the levels of all its pixels in all channels
     lines = np.moveaxis(photo_levels, axis + 1, 0).reshape(photo_levels.shape[axis + 1], -1)
-    filled = np.flatnonzero(np.isfinite(lines).any(1))
+    filled = np.flatnonzero(np.isfinite(lines).any(1))  # lines that are not all padding
     if len(filled) < 2:
         return None
     position = along_ramp(np.nanmean(lines[filled], axis=1), length)
     slope, start = np.polyfit(filled + 0.5, position, 1)
     error = np.abs(slope * (filled + 0.5) + start - position).max()
+    # levels are rounded to whole numbers, so that positions are not exact
     fits = slope > 0 and error <= max(2.0, 0.03 * length)
     return (float(start), float(start + slope * len(lines))) if fits else None

@@ -64,7 +64,7 @@ def json_text(document: Any, encoding: str = "utf-8") -> str:
     seen, or that the ``encoding`` lacks, are escapes."""
 
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    text = re.sub(r"[^\n -~]", _unless_printable, text)
+    text = re.sub(r"[^\n -~]", _unless_printable, text)  # all that is not plain ASCII
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -174,7 +174,7 @@ class Files:
                 _put_in_place(parts, paths)
         except OSError as error:
             reason = reason_of(error)
-            if isinstance(error, FileExistsError):
+            if isinstance(error, FileExistsError):  # where the folder is to be made
                 reason = "a file is in its place"
             raise FolderError(
                 f"output folder {str(self.folder)!r} cannot be written: {reason}; change it"

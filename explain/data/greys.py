@@ -59,9 +59,11 @@ def to_8_bits(
         pixels = pixels * np.uint8(255)
     if pixels.dtype == np.uint8 and window is None:
         return pixels
-    values, ends = _levels(pixels, 255, window, bits, volume, name)
+    values, ends = _levels(pixels, white=255, window=window, bits=bits, volume=volume, name=name)
     shown_values: Array = values.clip(0, 255, out=values).round(out=values).astype(np.uint8)
     is_flat = shown_values.min() == shown_values.max()
+    # the range that was chosen shows nothing; one slice of a volume may well be flat, and floats
+    # from 0 to 1 are shown as they are
     if is_flat and volume is None and ends != (0.0, 1.0):
         warn(NO_CONTRAST)
     return shown_values
@@ -76,15 +78,17 @@ def to_levels(pixels: Array, *, window: Window | None = None, name: str = "") ->
     the window leaves out lies beyond."""
     if pixels.dtype == np.uint8:
         window = window or BYTES
-    return _levels(pixels, 1, window, None, None, name)[0]
+    levels, _ = _levels(pixels, white=1, window=window, name=name)
+    return levels
 
 
 def _levels(
     pixels: Array,
+    *,
     white: int,
     window: Window | None,
-    bits: int | None,
-    volume: Array | None,
+    bits: int | None = None,
+    volume: Array | None = None,
     name: str,
 ) -> tuple[Array, tuple[float, float]]:
     """Pixels as floats, of which 0 is black and ``white`` is white, and the pixels that are these;
@@ -93,6 +97,7 @@ def _levels(
         raise ImageError(
             f"image must hold numbers, got an array of {pixels.dtype}; convert it to floats"
         )
+    # float32 would round what has 64 bits
     precision = np.float64 if pixels.dtype.itemsize > 4 else np.float32
     values: np.ndarray[Any, np.dtype[np.floating[Any]]] = pixels.astype(precision)
     finite = np.isfinite(values)
@@ -134,7 +139,7 @@ def _range_of(
     """The values shown black and white for pixels from ``least`` to ``peak``, by the file's
     ``bits``; and how a warning describes that range, "" where it needs none.
     """
-    if least < -0.01 * abs(peak):
+    if least < -0.01 * abs(peak):  # a little below zero may be due to resampling
         high = peak if peak > least else least + 1
         return least, high, "from the darkest to the brightest"
     is_float = dtype.kind == "f"
@@ -145,6 +150,7 @@ def _range_of(
     if depth is None or (is_float and peak < 2):
         return 0.0, peak, "from 0 to the brightest"
     most = 2.0**depth - 1
+    # what the file says, all of 16 bits, nothing but black, or bytes that were made 32 bits or more
     is_usual = depth in (bits, 16) or peak == 0 or (depth == 8 and dtype.itemsize > 2)
     if is_usual and not is_float:
         return 0.0, most, ""

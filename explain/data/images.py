@@ -101,6 +101,7 @@ def load_image(
     window = check_window(None if isinstance(window, Bands) else window)
     limit = Limit(max_pixels)
     if isinstance(image, Image.Image):
+        # this function has made it, of all bands where they are asked for
         if hasattr(image, "is_upright") and (bands is None or hasattr(image, "bands")):
             return image
         if bands is not None:
@@ -111,15 +112,16 @@ def load_image(
         if bands is not None:
             return bands.picture(image, "given")
         scan = Scan("the array", as_slices(image))
-        reading = _Reading("array", window, limit, stack)
+        reading = _Reading("array", window, limit, stack=stack)
         return reading.guarded(partial(reading.slices_of, scan))
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
-        return _Reading(repr(path), window, limit, stack, bands).path(path)
+        return _Reading(repr(path), window, limit, stack=stack, bands=bands).path(path)
     if isinstance(image, io.IOBase):
         image = image.read()
     if isinstance(image, (bytes, bytearray, memoryview)):
-        reading = _Reading(f"of {len(image)} bytes", window, limit, stack, bands)
+        name = f"of {len(image)} bytes"
+        reading = _Reading(name, window, limit, stack=stack, bands=bands)
         return reading.file(io.BytesIO(image), len(image))
     raise ImageError(
         "image must be a path, bytes, a PIL image or an array (H, W, 3), got "
@@ -190,6 +192,7 @@ class _Reading:
         file.seek(0)
         with self._opened(file, stamp[0]) as image:
             count = page_count(image)
+            # of a single page, there are no slices to choose from
             numbers = self._numbers(chosen, count if count > 1 else 0, repr(path))
             return self._pages(image, file, numbers)
 
@@ -201,7 +204,8 @@ class _Reading:
             image.seek(number)
             if len(numbers) == 1:
                 return self.decode(image, self.window, file, number)
-            is_deep = image.mode in DEEP  # which all pages have one range for
+            is_deep = image.mode in DEEP  # `slices_of` reads such greys of all pages in one range
+            # the window is for `slices_of`, too
             pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
         if len({page.shape for page in pages}) > 1:
             raise self.error("must have pages of one size to be read together; name one")
@@ -274,9 +278,9 @@ class _Reading:
         """Open a file of ``size`` bytes with Pillow, and refuse what is no photo, or what would
         take it minutes to decode."""
         fields = tiff_fields(file) if _is_tiff(file) else {}
-        if (
-            fields.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) > TiffImagePlugin.MAX_SAMPLESPERPIXEL
-        ):  # which Pillow prints
+        bands = fields.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+        # Pillow refuses more in words that say nothing to people
+        if bands > TiffImagePlugin.MAX_SAMPLESPERPIXEL:
             self._check_tiff(fields)
         file.seek(0)
         image = Image.open(file)
@@ -296,7 +300,7 @@ class _Reading:
             )
         if image.info.get("progressive"):
             file.seek(0)
-            if file.read().count(_SCAN) > MAX_SCANS:
+            if file.read().count(_SCAN) > MAX_SCANS:  # each may cost a pass over all pixels
                 raise self.error("has too many scans to be a photo; get the file again")
         return image
 
@@ -304,7 +308,7 @@ class _Reading:
         """Warn that only the first of several pages is read."""
         if count > 1:
             example = slice_name(self.name.strip("'"), 1)
-            # bytes have no name
+            # only the name of a file is in quotes: bytes have none
             remedy = f"name another, as {example!r}" if self.name[0] == "'" else "save another"
             warn(f"image {self.name} has {count} pages, of which the first is read; {remedy}")
 
@@ -345,6 +349,7 @@ class _Reading:
         width = fields.get(TiffImagePlugin.IMAGEWIDTH, 0)
         height = fields.get(TiffImagePlugin.IMAGELENGTH, 0)
         bands = fields.get(TiffImagePlugin.SAMPLESPERPIXEL, 1)
+        # once unpacked, each value takes a byte or more
         bits = max(8, fields.get(TiffImagePlugin.BITSPERSAMPLE, 1))
         if bands > 4:
             raise self.error(
@@ -389,7 +394,7 @@ class _Reading:
             raise self.error(f"must be one of the slices 1 to {count} of its file; name one")
         if len(numbers) > 1 and not self.stack:
             example = slice_name(name.strip("'"), numbers[len(numbers) // 2])
-            # bytes and arrays have no name
+            # only the name of a file is in quotes: bytes and arrays have none
             remedy = f"name one, as {example!r}" if name[0] == "'" else "give them one by one"
             raise self.error(f"must be one slice, got {len(numbers)} slices; {remedy}")
         return numbers
@@ -447,7 +452,8 @@ def _to_rgb(
     colors = None
     if has_deep_colors:
         extrema: Any = image.convert("RGB").getextrema()
-        # Of 16 bits, Pillow keeps the upper 8.
+        # Of 16 bits, Pillow keeps the upper 8. That is too little for a window, and for values that
+        # do not use the upper bits, as those of 10 to 14 bits.
         if window or max(map(max, extrema)) < 64:
             colors = deep_colors()
     if colors is not None:
@@ -459,7 +465,7 @@ def _to_rgb(
     else:
         pixels = None
     if pixels is not None:
-        exif = image.getexif()
+        exif = image.getexif()  # with the orientation
         image = Image.fromarray(pixels)
         image.getexif().update(exif)
     # a damaged EXIF block says nothing about the pixels: show them as they are stored

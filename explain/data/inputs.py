@@ -81,6 +81,7 @@ class Inputs:
                 f"{type(self.args).__name__} and {type(self.kwargs).__name__}; write "
                 "Inputs((a,), {'name': b})"
             )
+        # the class is frozen
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         wanted = self.explained if isinstance(self.explained, list) else [self.explained]
@@ -108,6 +109,7 @@ class Inputs:
     """Where the first explained tensor is."""
 
     _nudge: ClassVar[tuple[float, torch.Tensor] | None] = None
+    """What explained tensors are multiplied by before a call, and what is added: see `nudged`."""
 
     @property
     def places(self) -> Sequence[Path | None]:
@@ -154,10 +156,12 @@ class Inputs:
         """Bring the explained tensor at ``path`` from the model's layout into ours, with the
         channels first, or ``back``."""
         layout = self.layout or ""
+        # only tensors with as many axes as the layout names
         is_laid_out = path in self.paths and self._tensors[path].ndim == len(layout)
         if self.as_taken or not is_laid_out:
             return tensor
         channels = layout.index("C")
+        # signals are images of one row here
         if back:
             tensor = tensor.squeeze(2) if self.are_signals else tensor
             return tensor.movedim(1, channels)
@@ -303,7 +307,7 @@ class Inputs:
             output = model(*copies.args, **copies.kwargs)
             if self._nudge is None:
                 return output
-            scale = self._nudge[0]
+            scale, _ = self._nudge
             return nested.replace(
                 output,
                 lambda path, tensor: scale * tensor if tensor.is_floating_point() else tensor,
@@ -316,11 +320,11 @@ class Inputs:
                 error, (AttributeError, TypeError, ValueError)
             ):
                 raise ImageError(missing_inputs) from error
-            for refused, explanation in _misfits(
-                model, self.x, "x" if self.name is None else f"input {self.name}"
-            ):
-                if type(error) is RuntimeError and refused.search(str(error)):
+            name = "x" if self.name is None else f"input {self.name}"
+            for refusal, explanation in _misfits(model, self.x, name):
+                if type(error) is RuntimeError and refusal.search(str(error)):
                     raise ImageError(explanation) from error
+                # it need not be the reason: the error stays, and the note helps
                 error.add_note(f"explain: {explanation}")
             raise
 
@@ -336,6 +340,7 @@ class Inputs:
             return (
                 f"x must be given by name to {name}, whose first argument is {names[0]}; {remedy}"
             )
+        # kinds are ordered: before *args come those that may be given by position
         positional = [one for one in parameters.values() if one.kind < one.VAR_POSITIONAL]
         required = [one.name for one in positional if one.default is one.empty]
         missing = ", ".join(key for key in required[len(self.args) :] if key not in self.kwargs)
@@ -365,7 +370,7 @@ class Inputs:
         else:
             for path, tensor in tensors.items():
                 arguments[path[0]] = tensor
-        args = tuple(map(arguments.pop, range(len(self.args))))
+        args = tuple(map(arguments.pop, range(len(self.args))))  # keyword arguments are left
         changed = object.__new__(Inputs)
         vars(changed).update(vars(self), args=args, kwargs=arguments, _tensors=tensors)
         for name in _OF_TENSORS:
@@ -376,7 +381,7 @@ class Inputs:
         """The path of the explained tensor in ``wanted``: the first image ``(N, C, H, W)`` or ``(N,
         C, T, H, W)``, else the first floating-point tensor, else the first; refused without.
         """
-        wanted_path = () if wanted is None else _as_path(wanted)
+        wanted_path = () if wanted is None else _as_path(wanted)  # where every path begins
         best: Path | None = None
         best_rank = -1
         for path, tensor in self._tensors.items():
@@ -391,12 +396,13 @@ class Inputs:
             raise ImageError(
                 f"explained must name one of the input tensors ({names}), got {wanted!r}"
             )
+        # there is no tensor at all
         kinds = [type(value).__name__ for value in self._arguments.values()]
         got = ", ".join(kinds) or "nothing"
         remedy = "use explainer.preprocess(image)[None]"
         if any(isinstance(value, np.ndarray) for value in self._arguments.values()):
             remedy = "use torch.from_numpy(x)"
-        elif any(hasattr(value, "dataset") for value in self._arguments.values()):
+        elif any(hasattr(value, "dataset") for value in self._arguments.values()):  # a DataLoader
             remedy = (
                 "use explain.run(x.dataset, explainer, methods), or explain each of its batches"
             )

@@ -81,9 +81,10 @@ def tiff_fields(file: Any) -> dict[int, int]:
     entries = file.read(12 * count)
     entries = entries[: len(entries) // 12 * 12]  # of a file that is cut off
     for tag, kind, length, value in struct.iter_unpack(f"{order}HHI4s", entries):
-        number_format = {3: f"{order}H", 4: f"{order}I"}.get(kind)
+        number_format = {3: f"{order}H", 4: f"{order}I"}.get(kind)  # of 16 and of 32 bits
         if number_format is None:
             continue
+        # values that do not fit into the entry lie elsewhere, and it says where
         if length * struct.calcsize(number_format) > len(value):
             (place,) = struct.unpack(f"{order}I", value)
             file.seek(place)

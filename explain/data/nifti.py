@@ -52,9 +52,10 @@ def slices_in(file: Any, name: str, limit: Limit) -> Array:
     image = _opened(file, name)
     width, height, depth = _upright(image, name)
     limit.check_slices(name, depth)
-    limit.check(name, width, height, width * height * depth * 8.0)
+    limit.check(name, width, height, width * height * depth * 8.0)  # as floats of 64 bits
     upright = _nibabel(name).as_closest_canonical(image)
     values = np.asanyarray(upright.dataobj).reshape(width, height, depth)
+    # nibabel counts from left to right and from back to front, a picture the other way round
     return np.ascontiguousarray(values[::-1, ::-1].T)
 
 
@@ -96,29 +97,32 @@ def write_nifti(
         ImageError: the maps have another size than the slices.
         OutputError: the file exists already, unless ``overwrite``.
     """
-    nibabel = _nibabel(repr(os.fspath(path)))
+    path = os.fspath(path)
+    nibabel = _nibabel(repr(path))
     like = os.fspath(like)
     values = np.asarray(maps.detach().cpu() if hasattr(maps, "detach") else maps, np.float32)
-    if ending_of(os.fspath(path)) not in ENDINGS:
-        raise ImageError(f"path must end with .nii or .nii.gz, got {os.fspath(path)!r}")
+    ending = ending_of(path)
+    if ending not in ENDINGS:
+        raise ImageError(f"path must end with .nii or .nii.gz, got {path!r}")
     with open(like, "rb") as file:
         source = _opened(file, repr(like))
         upright = nibabel.as_closest_canonical(source)
-        size = _upright(source, repr(like))[::-1]
+        size = _upright(source, repr(like))[::-1]  # (D, H, W)
     if values.shape != size:
         raise ImageError(
             f"maps must have a value for each voxel of {like!r}, {size}, got {values.shape}; "
             "enlarge them first"
         )
     orientations = nibabel.orientations
+    # the reverse of `slices_in`: first into the axes of nibabel, then into those of the other file
     turned = nibabel.Nifti1Image(values.T[::-1, ::-1].copy(), upright.affine)
     turned.header.set_xyzt_units(*source.header.get_xyzt_units())
     back = orientations.ornt_transform(
         orientations.axcodes2ornt("RAS"), orientations.io_orientation(source.affine)
     )
     content = turned.as_reoriented(back).to_bytes()
-    if ending_of(os.fspath(path)) == ".nii.gz":
-        content = gzip.compress(content, mtime=0)
+    if ending == ".nii.gz":
+        content = gzip.compress(content, mtime=0)  # the same bytes whenever it is written
     return write_file(path, content, overwrite=overwrite)
 
 

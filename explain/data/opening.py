@@ -58,7 +58,7 @@ def photos_in(
         stem = os.path.splitext(name)[0]
         ending = ending_of(name)
         if not is_folder and ending in EXTENSIONS | SCANS:
-            if ending != ".npy" or stems[stem] == 1:
+            if ending != ".npy" or stems[stem] == 1:  # else it is the map beside its picture
                 yield path, None
         elif is_folder and recursive and os.path.realpath(os.path.join(folder, path)) != apart_from:
             yield from photos_in(folder, path, apart_from=apart_from)

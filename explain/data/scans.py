@@ -58,6 +58,7 @@ class Scan:
         in a square of its own, so that padding does not reach into another one.
         """
         height, width = self.slices.shape[1:3]
+        # from one slice to the next, with a gap between the squares
         pitch = max(height, width) + max(2, max(height, width) // 50)
         columns = math.ceil(math.sqrt(len(numbers)))
         rows = math.ceil(len(numbers) / columns)
@@ -143,6 +144,7 @@ def _count(file: Any, name: str) -> int:
     pages in any other."""
     if is_npy(file):
         shape, _ = npy_header(file)
+        # an array of this shape that takes no memory
         return int(as_slices(np.broadcast_to(np.uint8(0), shape)).shape[0])
     if is_nifti(file):
         return slice_count(file, name)
@@ -200,11 +202,11 @@ def as_slices(array: Array) -> Array:
     while array.ndim > 2 and array.shape[-1] == 1:
         array = array[..., 0]
     is_color = array.ndim > 2 and array.shape[-1] in (3, 4)
-    if array.ndim > 2 and array.shape[-3] == 3 and not is_color:
+    if array.ndim > 2 and array.shape[-3] == 3 and not is_color:  # channels first
         is_color = True
         array = np.moveaxis(array, -3, -1)
     axes = 4 if is_color else 3  # of several slices
-    slices = array if array.ndim == axes else array[None]
+    slices = array if array.ndim == axes else array[None]  # one slice lacks the first axis
     if 0 in shape or slices.ndim != axes:
         raise ImageError(
             "image must be an array (H, W), (H, W, 3), (H, W, 4) or (3, H, W), or slices of these, "
@@ -216,9 +218,9 @@ def as_slices(array: Array) -> Array:
 def npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """The shape and the type of the array in an open file of NumPy; its values are not read."""
     file.seek(0)
-    is_first = np.lib.format.read_magic(file) == (1, 0)
-    header = np.lib.format
-    read = header.read_array_header_1_0 if is_first else header.read_array_header_2_0
+    npy = np.lib.format
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     return shape, dtype
 
@@ -244,6 +246,7 @@ def _from_npy(file: Any, name: str, size: int, limit: Limit) -> Scan:
     """Read a file of NumPy as a scan; those beyond the ``limit`` are refused by the header, before
     anything is loaded."""
     shape, _ = checked_header(file, name, size)
+    # of an array of this shape that takes no memory
     count, height, width = as_slices(np.broadcast_to(np.uint8(0), shape)).shape[:3]
     limit.check(name, width, height)
     limit.check_slices(name, count)
@@ -257,7 +260,13 @@ def _check_deflated(file: Any, name: str, limit: Limit) -> None:
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
     file.seek(132)  # behind the mark
-    header = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
+    # only the first group, 2, which is never deflated and says whether the others are
+    header = read_dataset(
+        file,
+        is_implicit_VR=False,
+        is_little_endian=True,
+        stop_when=lambda tag, *_: tag >> 16 != 2,
+    )
     if header.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
         limit.check_deflated(name, file.read())
     file.seek(0)
@@ -271,11 +280,12 @@ def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
     decoding = optional("pydicom.pixels", why, "dicom", ImageError)
     _check_deflated(file, name, limit)
     data = pydicom.dcmread(file)
-    if not any(kind in data for kind in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+    if not any(tag in data for tag in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ImageError(f"image {name} must have pixels, got a DICOM file without; name another")
     frames = int(data.get("NumberOfFrames") or 1)
-    kind = data.PhotometricInterpretation
-    is_palette = kind == "PALETTE COLOR"
+    interpretation = data.PhotometricInterpretation
+    is_palette = interpretation == "PALETTE COLOR"
+    # the colours of a palette become red, green and blue
     samples = 3 if is_palette else data.get("SamplesPerPixel", 1)
     size_of_value = data.get("BitsAllocated", 16) / 8
     values = frames * data.Rows * data.Columns * samples
@@ -293,10 +303,10 @@ def _from_dicom(file: Any, name: str, limit: Limit) -> Scan:
         if pixels.dtype == np.uint16:  # whose upper 8 bits are the colour
             pixels = (pixels >> 8).astype(np.uint8)
     slices = pixels if frames > 1 else pixels[None]
-    if slices.ndim == 4:
+    if slices.ndim == 4:  # in colour, for which there is no window
         return Scan(name, slices)
-    is_inverted = kind == "MONOCHROME1"
-    return Scan(name, _rescaled(slices, data), _window_of(data), is_inverted)
+    is_inverted = interpretation == "MONOCHROME1"  # low values are white
+    return Scan(name, _rescaled(slices, data), window=_window_of(data), is_inverted=is_inverted)
 
 
 def _rescaled(slices: Array, data: Any) -> Array:
@@ -309,6 +319,7 @@ def _rescaled(slices: Array, data: Any) -> Array:
     for number in range(len(slices)):
         part = _part(data, "PixelValueTransformationSequence", number)
         lines.append([part.get("RescaleSlope", 1), part.get("RescaleIntercept", 0)])
+    # one of each for a slice, (D, 1, 1)
     slopes, intercepts = np.array(lines, np.float32).T[..., None, None]
     if (slopes == 1).all() and (intercepts == 0).all():
         return slices
@@ -323,8 +334,10 @@ def _window_of(data: Any) -> Window | None:
     for name in ("WindowCenter", "WindowWidth"):
         value = part.get(name)
         values = [value] if isinstance(value, (int, float)) else list(value or ())
-        numbers += values[:1]
-    level, width = map(float, numbers) if len(numbers) == 2 else (0.0, 0.0)
+        numbers += values[:1]  # there may be several windows
+    if len(numbers) < 2:
+        return None
+    level, width = map(float, numbers)
     return (level, width) if width > 0 else None
 
 

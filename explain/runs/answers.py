@@ -89,7 +89,7 @@ class AnswerJob(Job):
     ) -> None:
         """Check all arguments before a photo is read."""
         for name, value in options.items():
-            if value not in (None, ()):
+            if value not in (None, ()):  # it was given: these are the defaults
                 raise ArgumentError(f"{option_name(name)} has no effect with ask; leave it out")
         if isinstance(asker, nn.Module | str):
             asker = AnswerExplainer(asker, batch_size=batch_size)
@@ -107,16 +107,17 @@ class AnswerJob(Job):
         if isinstance(chosen, str) or not isinstance(chosen, Iterable):
             chosen = [chosen]
         of_words = [WordMethod(method, asker.squares, asker.baseline) for method in chosen]
-        self.methods = list({method.name: method for method in of_words}.values())
+        self.methods = list({method.name: method for method in of_words}.values())  # each once
         self.source = source
         self.explainer = asker
         self.ask = ask
         self.answer = answer
         self.words = words
+        # what `Job.__init__` finds out of a classifier and is of no use here is empty
         self.metrics = []
         self.labels = Labels(None, source.classes)
-        self.preparer = Preparer(source, Levels(), None)
-        self._independent = False
+        self.preparer = Preparer(source, Levels(), window=None)
+        self._independent = False  # so that photos come one at a time
 
     @property
     def _described(self) -> dict[str, Any]:
@@ -157,10 +158,12 @@ class AnswerJob(Job):
                 if photo.lacking is None or method.name in photo.lacking:
                     answered = self._answered(photo, method.method)
                     rows += self._rows(photo, answered)
-                    said = Prediction(answered.answer, answered.probability, None)
-                    columns = self._columns(photo, None, said, None)
+                    said = Prediction(answered.answer, answered.probability, category=None)
+                    # the same for all methods, which explain the same answer
+                    columns = self._columns(photo, probabilities=None, best=said, places=None)
         notes = [*photo.notes, *self.labels.notes(photo.label), *notes]
-        return [PhotoRecord(columns, tuple(rows), tuple(notes), photo.lacking is not None)]
+        is_added = photo.lacking is not None
+        return [PhotoRecord(columns, tuple(rows), tuple(notes), added=is_added)]
 
     def _answered(self, photo: Prepared, method: MethodLike) -> Answered:
         """The answer about a photo, explained by one method."""
@@ -171,7 +174,8 @@ class AnswerJob(Job):
         except TargetError as error:
             if self.answer is not None:
                 raise
-            raise ImageError(str(error)) from error  # of what is said of this photo
+            # the answer is the model's own, so that the error is about this photo alone
+            raise ImageError(str(error)) from error
         return answered
 
     def _rows(self, photo: Prepared, answered: Answered) -> list[dict[str, Any]]:
@@ -180,9 +184,12 @@ class AnswerJob(Job):
         rows = []
         names = distinct(word.text for word in answered.words)
         for word, name in zip(answered.words, names, strict=True):
+            # as of a batch of one photo, and NaN where a value is not defined
             figures = {
                 key: [math.nan if value is None else value] for key, value in word.figures.items()
             }
-            row = self._result(word.attribution, 0, photo, None, figures)
+            row = self._result(
+                word.attribution, image=0, photo=photo, probabilities=None, figures=figures
+            )
             rows.append({**row, "target": name, "probability": word.probability})
         return rows

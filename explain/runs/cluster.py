@@ -89,12 +89,12 @@ class PartExplainer:
             file = write_part(self.folder, records, metrics, job.methods or ()) if records else None
         except Exception as error:  # not an interrupt: it may be the end of the process
             return Report(error=_sendable(error))
-        failures = [answer for answer in answers if isinstance(answer, Failed)]
-        sent = [
-            replace(failure, general=failure.general and _sendable(failure.general))
-            for failure in failures
-        ]
-        return Report(file, tuple(sent))
+        failures = []
+        for answer in answers:
+            if isinstance(answer, Failed):
+                general = None if answer.general is None else _sendable(answer.general)
+                failures.append(replace(answer, general=general))
+        return Report(file, tuple(failures))
 
     def _check_versions(self) -> None:
         """Refuse to explain with other versions of `SAME_VERSIONS` than on the machine where the
@@ -143,7 +143,7 @@ def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
     `ATTEMPTS` times, then photo by photo, to report the fatal one after as many deaths.
     """
     to_retry: deque[Piece] = deque()
-    deaths: Counter[tuple[str, int]] = Counter()
+    deaths: Counter[tuple[str, int]] = Counter()  # of processes, by the piece that each had
     while True:
         while not actors.are_busy():
             piece = to_retry.popleft() if to_retry else next(pieces, None)
@@ -154,7 +154,7 @@ def reports(actors: Actors, pieces: Iterator[Piece]) -> Iterator[Report]:
         if finished is None:
             return
         piece, report = finished
-        key = (piece[0].name, len(piece))
+        key = (piece[0].name, len(piece))  # its first photo may also be tried alone
         if report is not None:
             yield report
             continue
@@ -184,7 +184,7 @@ def explain_in_pieces(
     """
     stamps = folder.stamps()
     file = index_file(folder)
-    if DESCRIPTION in stamps:
+    if DESCRIPTION in stamps:  # the run was begun: its SQLite file gets all that is in the folder
         with muted():  # files that are missing are written again
             imported(folder)
     elif any(name.endswith(ENDING) for name in stamps):
@@ -192,17 +192,18 @@ def explain_in_pieces(
             f"output {path_text(folder.name)!r} must be empty or hold a run, got other Parquet; "
             "choose another"
         )
-    else:
+    else:  # an SQLite file is of a run that is no longer in the folder
         file.unlink(missing_ok=True)
     files: list[str] = []
     with locked_run(file), closing(Store(file, job.manifest, more=False)) as store:
-        describe(folder, store, files)
+        describe(folder, store, files)  # so that the folder can be opened from now on
         call = RunCall(job, store, progress)
         entries = _missing(call)
+        # until an empty list says that no entry is left
         pieces = iter(lambda: list(islice(entries, per_file)), [])
         try:
             call.store_answers(_answers(folder, reports(actors(), pieces), files))
-        finally:
+        finally:  # also of an interrupted run, which has some of the files
             describe(folder, store, files)
 
 
@@ -214,6 +215,7 @@ def _missing(call: RunCall) -> Iterator[Entry]:
         photo = call.job.preparer(entry) if entry.name in call.stored_photos else None
         if photo is None:
             yield entry
+        # one that cannot be read any more stays as it is stored
         elif not isinstance(photo, Failed) and not call.note_if_stored(photo):
             raise RunError(
                 f"photo {entry.name!r}, its label or boxes have changed since; give another folder"
@@ -231,7 +233,8 @@ def _answers(
             raise report.error
         answers: list[PhotoRecord | Failed] = list(report.failures)
         if report.file is not None:
-            answers += read_part(folder, report.file)[1]
+            _, records = read_part(folder, report.file)
+            answers += records
             files.append(report.file)
         yield answers
 
@@ -332,15 +335,15 @@ class _RayActors:
         if count is None:
             resources = ray.cluster_resources()
             count = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1))
-            if count < 1:
+            if count < 1:  # only of GPUs: every cluster has a processor
                 raise RunError(
                     f"gpus must be there, but the cluster has {resources.get('GPU', 0):g}; "
                     "leave gpus out"
                 )
         self._ray = ray
         self._count = count
-        self._free: list[Any] = []
-        self._running: dict[Any, tuple[Any, Piece]] = {}
+        self._free: list[Any] = []  # actors without a piece
+        self._running: dict[Any, tuple[Any, Piece]] = {}  # by the future of the report
         # Ray gives an actor one processor, and so one thread
         self._actor = ray.remote(num_cpus=1, num_gpus=gpus or None)(PartExplainer)
         self._job = ray.put(job)
@@ -364,7 +367,7 @@ class _RayActors:
         starts another; other errors of Ray end the run."""
         if not self._running:
             return None
-        (future,), _ = self._ray.wait(list(self._running))
+        (future,), _ = self._ray.wait(list(self._running))  # the first that is ready, and the rest
         actor, piece = self._running.pop(future)
         try:
             report = self._ray.get(future)

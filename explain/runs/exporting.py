@@ -90,6 +90,7 @@ def check_table(
 ) -> Path:
     """Return the path of a table that can be written."""
     path = Path(file)
+    # Parquet is for maps, and COCO's results are no rows of photos
     endings = MAP_ENDINGS[1:] if photos else (*MAP_ENDINGS, ".json")
     if path.suffix.lower() not in endings:
         raise RunError(
@@ -106,6 +107,7 @@ def columns_without_map(row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     """The cells of one exported row by the names of `COLUMNS`, then boxes, labels and a column for
     each metric (None where it has no value), in the table's order.
     """
+    # the width and the like are in the row's columns only
     columns = {name: getattr(row, name, row.columns.get(name)) for name in COLUMNS}
     if isinstance(row.layer, tuple):
         columns["layer"] = ", ".join(row.layer)
@@ -202,6 +204,7 @@ def _write(
             if ending == ".csv":
                 table.writerow(map(_in_cell, [*columns.values(), *probabilities]))
                 continue
+            # of a photo without probabilities, this is empty
             by_label = dict(zip(labels, probabilities, strict=False))
             document = {**columns, "probabilities": by_label} if by_label else columns
             file.write(json.dumps(document, ensure_ascii=False) + "\n")
@@ -233,29 +236,30 @@ def _to_coco(run: StoredRun, boxes: str | os.PathLike[str] | None, path: Path) -
     numbered by ``boxes`` or the source; those without a number there are left out with a warning.
     """
     source = run.manifest["source"]
-    listed = [boxes, source.get("boxes"), source.get("path")]
-    file = next((name for name in listed if str(name).endswith(".json")), None)
+    may_be_annotations = [boxes, source.get("boxes"), source.get("path")]
+    file = next((name for name in may_be_annotations if str(name).endswith(".json")), None)
     ids = None if file is None else coco_ids(file)
     results = []
-    left_out: Counter[str] = Counter()
-    detects = False
+    left_out: Counter[str] = Counter()  # detections, by the photo or label without a number
+    is_of_detector = False
     for photo in run.photo_columns():
-        detects = detects or photo["detections"] is not None
+        is_of_detector = is_of_detector or photo["detections"] is not None
+        # without annotations: COCO names the files of photos by their numbers
         stem = Path(photo["name"]).stem
-        image: Any = int(stem) if stem.isdecimal() else photo["name"]
+        image_id: Any = int(stem) if stem.isdecimal() else photo["name"]
         if ids is not None:
-            image = ids.photos.find(photo["path"] or photo["name"], photo["name"])
+            image_id = ids.photos.find(photo["path"] or photo["name"], photo["name"])
         for label, score, x0, y0, x1, y1, category in json.loads(photo["detections"] or "[]"):
             if ids is not None:
                 category = ids.categories.get(label.casefold())
-            if image is None or category is None:
-                left_out[photo["name"] if image is None else label] += 1
+            if image_id is None or category is None:
+                left_out[photo["name"] if image_id is None else label] += 1
                 continue
-            box = [round(edge, 3) for edge in (x0, y0, x1 - x0, y1 - y0)]
+            box = [round(edge, 3) for edge in (x0, y0, x1 - x0, y1 - y0)]  # with width and height
             results.append(
-                {"image_id": image, "category_id": category, "bbox": box, "score": score}
+                {"image_id": image_id, "category_id": category, "bbox": box, "score": score}
             )
-    if not detects:
+    if not is_of_detector:
         raise RunError(
             f"run {path_text(run.path)!r} must be one of a detector for a file .json, and has no "
             f"detections; choose {', '.join(MAP_ENDINGS)}"

@@ -92,6 +92,7 @@ class Job:
             raise TargetError(
                 f"target must be one for all photos, got {shown(target)}; targets= takes several"
             )
+        # such a model takes all bands or slices of a file at once
         self.source.files_are_photos = self.explainer.sees_bands or self.explainer.sees_volumes
         session = self.explainer.session(methods, target, **options)
         if self.source.count == 0:
@@ -99,9 +100,9 @@ class Job:
             raise RunError(f"source must have photos, but {where!r} has none; check its content")
         self.session = session
         self.methods = None if isinstance(session.methods, str) else session.methods
-        if self.methods is not None:  # maps are stored under the names of methods
+        if self.methods is not None:  # refuses two of one name, under which maps are stored
             by_name(self.methods, get_method, MethodError, "method")
-        self.metrics = list(
+        self.metrics = list(  # each once
             {metric.name: metric for metric in map(get_metric, with_check(metrics))}.values()
         )
         self.labels = Labels(
@@ -112,8 +113,8 @@ class Job:
         self.preparer = Preparer(
             self.source,
             self.explainer.preprocess,
-            self.explainer.window,
-            self.explainer.sees_volumes,
+            window=self.explainer.window,
+            stack=self.explainer.sees_volumes,
         )
         self._independent: bool | None = False if session.alone else None
 
@@ -128,7 +129,7 @@ class Job:
         `explain.store.manifest.MAY_DIFFER`, so keys and values must stay.
         """
         package_versions = versions()
-        package_versions.pop("torchvision", None)
+        package_versions.pop("torchvision", None)  # there only if something has imported it
         content = {
             "format": FORMAT,
             "source": self.source.identity(),
@@ -151,6 +152,7 @@ class Job:
         options = {
             name: encode(value)
             for name, value in session.options.items()
+            # the layer is added by its name below; the others do not change what is stored
             if name not in ("layer", "progress", "keep_partial")
         }
         return {
@@ -209,40 +211,50 @@ class Job:
             naming([photo.entry.name for photo in photos]),
         ):
             x = self._batch(photos)
-            lacking = photos[0].lacking
+            lacking = photos[0].lacking  # all lack the same: see `_kind`
+            # with the targets of this photo, where they are "predicted": it then comes alone
             session = self.session.of_photo(x)
             methods = self._chosen(session, x)
             if lacking is not None:
                 methods = [method for method in methods if method.name in lacking]
             session = replace(session, methods=methods)
-            answers = session(x, [photo.box for photo in photos if not photo.crops])
-            probabilities = answers.probabilities
+            # in volumes nothing is located, as a detection is a box in one picture
+            answered = session(x, [photo.box for photo in photos if not photo.crops])
+            probabilities = answered.probabilities
             photo_probabilities = (
                 [None] * len(photos) if probabilities is None else list(probabilities.float().cpu())
             )
-            results: list[list[dict[str, Any]]] = [[] for _ in photos]
-            for number, maps in enumerate(answers.results):
-                names = self._names(next(iter(maps.values())), answers.located, number)
+            rows_of_photos: list[list[dict[str, Any]]] = [[] for _ in photos]
+            for number, maps in enumerate(answered.results):  # of each target
+                names = self._names(next(iter(maps.values())), answered.located, number)
                 figures = self._evaluated(photos, x, maps, session.targets[number], names)
                 for method, attribution in maps.items():
                     on_cpu = attribution.converted(torch.Tensor.cpu)
-                    for image, rows in enumerate(results):
+                    for image, rows in enumerate(rows_of_photos):
                         row = self._result(
                             on_cpu,
-                            image,
-                            photos[image],
-                            photo_probabilities[image],
-                            figures[method],
+                            image=image,
+                            photo=photos[image],
+                            probabilities=photo_probabilities[image],
+                            figures=figures[method],
                         )
                         rows.append({**row, "target": names[image]})
         records = []
         for image, photo in enumerate(photos):
-            prediction = answers.predictions[image]
-            in_photo = answers.located[image]
-            columns = self._columns(photo, photo_probabilities[image], prediction, in_photo)
-            photo_notes = (*photo.notes, *self.labels.notes(photo.label), *([] if image else notes))
+            columns = self._columns(
+                photo,
+                probabilities=photo_probabilities[image],
+                best=answered.predictions[image],
+                places=answered.located[image],
+            )
+            photo_notes = [*photo.notes, *self.labels.notes(photo.label)]
+            if image == 0:
+                photo_notes += notes
+            is_added = photo.lacking is not None
             records.append(
-                PhotoRecord(columns, tuple(results[image]), photo_notes, photo.lacking is not None)
+                PhotoRecord(
+                    columns, tuple(rows_of_photos[image]), tuple(photo_notes), added=is_added
+                )
             )
         return records
 
@@ -264,12 +276,12 @@ class Job:
         """A target's name on each photo of a batch: the label of its class, or of what was detected
         (``places``; None for a classifier). ``number`` is its position among the targets.
         """
-        if isinstance(attribution.target, str):
+        if isinstance(attribution.target, str):  # no class, but a box, a region or a function
             return [place.names[number] if place else attribution.target for place in places]
         outputs = self.explainer.outputs
-        classes = None if attribution.logits is None else attribution.logits.shape[1]
+        class_count = None if attribution.logits is None else attribution.logits.shape[1]
         indices = attribution.target.tolist()
-        return [outputs.label(self.explainer.categories, index, classes) for index in indices]
+        return [outputs.label(self.explainer.categories, index, class_count) for index in indices]
 
     def _evaluated(
         self,
@@ -283,18 +295,21 @@ class Job:
         metrics that need boxes where a photo has none of the target (``names``).
         """
         boxes = [self._boxes(photo, name) for photo, name in zip(photos, names, strict=True)]
+        # without any box in the batch, metrics that need one are left out
         metrics = [metric for metric in self.metrics if any(boxes) or not metric.needs_object]
         box_metrics = [metric.name for metric in metrics if metric.needs_object]
         height, width = x.shape[-2:]
         all_undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
         if not metrics:
             return dict.fromkeys(maps, all_undefined)
+        # with its method, a metric can explain altered photos anew
         methods = {method.name: method for method in self.methods or ()}
         pairs: Any = {
             name: (methods[name], attribution) if name in methods else attribution
             for name, attribution in maps.items()
         }
-        classes = next(iter(maps.values())).target
+        # the index of the class for each photo, or the name of a target that is no class
+        explained_target = next(iter(maps.values())).target
         option_names = ("layer", "fuse", "batch_size")
         options: Any = {name: self.session.options.get(name) for name in option_names}
         table = evaluate(
@@ -303,11 +318,11 @@ class Job:
             pairs,
             metrics,
             # Metrics want a box for every photo: those without get a dummy, whose values are
-            # replaced by NaN below.
-            boxes=[of or [(0, 0, max(1, width // 2), height)] for of in boxes]
+            # replaced by NaN below. It is half a photo, since metrics warn of whole ones.
+            boxes=[of_photo or [(0, 0, max(1, width // 2), height)] for of_photo in boxes]
             if box_metrics
             else None,
-            target=target if isinstance(classes, str) else classes,
+            target=target if isinstance(explained_target, str) else explained_target,
             activation=self.explainer.activation,
             **options,
         )
@@ -331,6 +346,7 @@ class Job:
     def _result(
         self,
         attribution: Attribution,
+        *,
         image: int,
         photo: Prepared,
         probabilities: torch.Tensor | None,
@@ -349,6 +365,7 @@ class Job:
         }
         metrics |= set_figures(attribution, image)
         layer = attribution.layer
+        placement = None if one.placement is None else one.placement[0]
         return {
             "method": attribution.method,
             "class": index,
@@ -361,15 +378,13 @@ class Job:
             "metrics": json.dumps(
                 {name: finite_or_none(metrics[name]) for name in sorted(metrics)}
             ),
-            **packed(
-                one.values[0].float().numpy(),
-                one.placement and one.placement[0],
-            ),
+            **packed(one.values[0].float().numpy(), placement),
         }
 
     def _columns(
         self,
         photo: Prepared,
+        *,
         probabilities: torch.Tensor | None,
         best: Prediction | None,
         places: Located | None,
@@ -379,18 +394,20 @@ class Job:
         """
         labels = self.labels.of(photo.label)
         index, label = _most_probable(true_labels(labels), probabilities)
-        # Labels of a model with one output may be 0 for no and 1 for yes: its class 0 is none of
-        # them.
-        single = probabilities is not None and len(probabilities) == 1
-        prediction = (
-            None if best is None else best.amount if best.probability is None else best.label
-        )
-        is_class = best is not None and best.probability is not None and not single
+        # To a model with one output, labels may say no (0) and yes (1). These are no indices of
+        # its outputs, so that neither the label nor the prediction can be compared as a class.
+        has_classes = probabilities is None or len(probabilities) > 1
+        prediction = None
+        prediction_class = None
+        if best is not None and best.probability is None:  # a number, as of a regression
+            prediction = best.amount
+        elif best is not None:
+            prediction = best.label
+            prediction_class = best.category if has_classes else None
         width, height = photo.size
-        input_height, input_width = photo.x.shape[-2:]
-        if photo.crops:
-            sides = (input_height, input_width)
-            input_height, input_width = canvas_of(photo.crops, photo.size, sides)
+        map_size: tuple[int, int] = (photo.x.shape[-2], photo.x.shape[-1])
+        if photo.crops:  # maps of slices lie on the picture of all of them, as in `_result`
+            map_size = canvas_of(photo.crops, photo.size, map_size)
         return {
             "name": photo.entry.name,
             "path": photo.entry.path,
@@ -400,13 +417,13 @@ class Job:
             "height": height,
             "label": label,
             "label_class": index,
-            "label_probability": None if single else _probability(probabilities, index),
+            "label_probability": _probability(probabilities, index) if has_classes else None,
             "prediction": prediction,
-            "prediction_class": best.category if best is not None and is_class else None,
+            "prediction_class": prediction_class,
             "probability": None if best is None else best.probability,
             **{side: float(edge) for side, edge in vars(photo.box).items()},
-            "input_height": input_height,
-            "input_width": input_width,
+            "input_height": map_size[0],
+            "input_width": map_size[1],
             "boxes": boxes_as_text(self.labels.of_boxes(photo.boxes)),
             "labels": labels_as_text(labels),
             "probabilities": self._every_probability(probabilities),
@@ -432,7 +449,7 @@ class Job:
         """
         rows = []
         for detection in places.detections:
-            category = detection.category
+            category = detection.category  # never None here: only the answer "no" has no class
             label = class_label(self.explainer.categories, category or 0)
             figures = [_short(value) for value in (detection.value, *(detection.box or ()))]
             rows.append([label, *figures, category])
@@ -460,6 +477,7 @@ def _most_probable(
     """
     if not labels:
         return None, None
+    # labels that are none of the model's come last
     return max(labels, key=lambda label: _probability(probabilities, label[0]) or 0.0)
 
 

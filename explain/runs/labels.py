@@ -53,15 +53,17 @@ class Labels:
             return None
         labels = labels_in(label)
         names = self.categories if self.classes is None else self.classes
+        # of a single class, a 1 says yes and is no number of a class
         if names is not None and len(names) == 1 and labels in ((0,), (1,)):
             return [self._of_one(0)] if labels == (1,) else []
-        # numbers of classes do not repeat, and none is below 0
+        # without names to count, a repeated number or -1 shows that these are no classes
         is_vector = len(set(labels)) < len(labels) or -1 in labels
         fits = is_vector if names is None else len(labels) == len(names)
         if len(labels) > 1 and fits and set(labels) <= {0, 1, -1}:
             numbers = [number for number, is_true in enumerate(labels) if is_true == 1]
             doubtful = [number for number, is_true in enumerate(labels) if is_true == -1]
             classes = [self._of_one(number) for number in numbers]
+            # class and text, which the mark follows
             return classes + [(*self._of_one(number)[:2], UNCERTAIN) for number in doubtful]
         return [self._of_one(one) for one in dict.fromkeys(self._split(labels))]
 
@@ -70,8 +72,8 @@ class Labels:
         model and every part is one; all other labels stay as they are."""
         for label in labels:
             parts = label.split(",") if isinstance(label, str) else [label]
-            is_single = len(parts) == 1 or self._of_one(label)[0] is not None
-            if is_single or any(self._of_one(part)[0] is None for part in parts):
+            has_class = self._of_one(label)[0] is not None
+            if len(parts) == 1 or has_class or any(self._of_one(part)[0] is None for part in parts):
                 yield label
             else:
                 yield from parts
@@ -113,6 +115,7 @@ class Labels:
         if isinstance(label, str):
             index = self._class_of_word.get(_plain(label))
             return index, label if index is None else class_label(self.categories, index)
+        # the source counts its classes in its own order
         if self._by_name and self.classes is not None and 0 <= label < len(self.classes):
             return self._of_one(self.classes[label])
         if label < 0 or (self.categories is not None and label >= len(self.categories)):

@@ -65,7 +65,7 @@ class Storage:
         """The files of the folder by name, in alphabetical order, each with a text (its size and
         version) that changes with its content. Empty without a folder."""
         with self._errors_as_run_errors():
-            self._files.invalidate_cache(self.path)
+            self._files.invalidate_cache(self.path)  # other machines add files meanwhile
             listed = self._files.ls(self.path, detail=True) if self._files.isdir(self.path) else []
         stamps = {}
         for file_info in listed:
@@ -124,7 +124,7 @@ def write_part(
         results = []
         for result in record.results:
             rows.append(with_map(row_of(columns_of_row(record.photo, result)), metrics))
-            results.append({**result, "map": None})
+            results.append({**result, "map": None})  # the map is in the table of Parquet
         photos.append({"photo": record.photo, "results": results, "notes": record.notes})
     content = json.dumps({"methods": list(map(method_row, methods)), "photos": photos})
     metadata = {"explain": content, "digest": str(content_digest(content.encode()))}
@@ -153,7 +153,7 @@ def read_part(folder: Storage, file: str) -> tuple[list[dict[str, Any]], list[Ph
         content_text = table.schema.metadata[b"explain"]
         if int(table.schema.metadata[b"digest"]) != content_digest(content_text):
             raise ValueError("its metadata has changed since it was written")
-        maps = iter(table["map"])
+        maps = iter(table["map"])  # in the order of all photos' results
         content = json.loads(content_text)
         photos = []
         for photo in content["photos"]:
@@ -195,7 +195,7 @@ def describe(folder: Storage, store: Store, names: Iterable[str]) -> None:
     failures = list(run.query("SELECT name, path, reason FROM failures"))
     description = {"manifest": run.manifest, "failures": failures}
     folder.write(DESCRIPTION, json.dumps(description, ensure_ascii=False, indent=1).encode())
-    stamps = folder.stamps()
+    stamps = folder.stamps()  # with that of the description that has just been written
     with store.transaction():
         for name in (*names, DESCRIPTION):
             store.insert("parts", {"file": name, "stamp": stamps[name]})
@@ -217,6 +217,7 @@ def imported(folder: Storage) -> tuple[Path, int]:
     were imported. It is made again if it is gone, or an imported file changed.
     """
     description = _description(folder)
+    # the SQLite file has ended once it has all photos, which is found out below
     ended = description["manifest"].pop("ended", None)
     stamps = {
         name: stamp
@@ -225,12 +226,12 @@ def imported(folder: Storage) -> tuple[Path, int]:
     }
     file = index_file(folder)
     imported_stamps = _stamps_in(file)
-    parts = {name: stamp for name, stamp in imported_stamps.items() if name != DESCRIPTION}
-    if not parts.items() <= stamps.items():  # one was changed or removed
-        parts = {}
-    new_parts = stamps.keys() - parts.keys() - {DESCRIPTION}
+    usable_parts = {name: stamp for name, stamp in imported_stamps.items() if name != DESCRIPTION}
+    if not usable_parts.items() <= stamps.items():  # one was changed or removed: all begins again
+        usable_parts = {}
+    new_parts = stamps.keys() - usable_parts.keys() - {DESCRIPTION}
     if imported_stamps != stamps:
-        if not parts:
+        if not usable_parts:
             _remove(file)
         with closing(Store(file, description["manifest"], compare=False)) as store:
             for name in sorted(new_parts):

@@ -90,7 +90,7 @@ class Preparer:
             if not has_contrast(photo):
                 raise ImageError(NO_CONTRAST)
             size = photo.size
-            if hasattr(photo, "cells"):
+            if hasattr(photo, "cells"):  # a volume, as a picture with its slices side by side
                 if entry.boxes or content.boxes:
                     raise ImageError(
                         "boxes must be of photos, got some of a volume; leave them out"
@@ -100,7 +100,7 @@ class Preparer:
                 box = Box.whole(size)
             else:
                 x = _as_float(self.preprocess(photo))
-                # it may take some pictures to find out where the model looks
+                # finding out where the model looks may take several runs of the preprocessing
                 if size not in self.boxes:
                     self.boxes[size] = locate(self.preprocess, size)
                 box = self.boxes[size]

@@ -38,7 +38,8 @@ def choice(which: str) -> tuple[str, int | None]:
     """Read a choice of photos, such as "worst:50": an order, and how many of them (None for
     all)."""
     order, _, count = which.partition(":") if isinstance(which, str) else ("", "", "")
-    if order not in ORDERS or not (which == order or re.fullmatch(r"0*[1-9]\d*", count)):
+    is_count = re.fullmatch(r"0*[1-9]\d*", count) is not None  # a whole number from 1
+    if order not in ORDERS or not (which == order or is_count):
         choices = ", ".join(ORDERS)
         raise RunError(
             f"pictures must be one of {choices}, as in 'worst:50', got {shown(which)}; choose one"
@@ -62,7 +63,9 @@ def write_pictures(
     look = pictures.Look(style)
     paths: list[Path] = []
     failures: dict[str, str] = {}
-    digits = len(str(min(run.photos, choice(which)[1] or run.photos)))
+    _, count = choice(which)
+    # numbers of one width, by which the files sort in the order of the choice
+    digits = len(str(min(run.photos, count or run.photos)))
     for number, rows, photo in _shown(run, which, source, failures):
         files = Files(folder, overwrite=overwrite)
         prefix = slug(f"{number:0{digits}} {stem_of(rows[0].name)}")
@@ -94,15 +97,16 @@ def to_html(
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items = []
     failures: dict[str, str] = {}
-    least = label_thresholds(run, threshold)
+    thresholds = label_thresholds(run, threshold)
     for _, rows, photo in _shown(run, which, source, failures):
         first = rows[0]
         figures = {row.method: dict(row.metrics) for row in rows if row.target == first.target}
+        # a line in the list of all photos, and what is shown of the one that is picked
         short, full = entry(_PhotoOfRun.of(rows, photo, origin), [figures], repeated_by=code)
         labelled = LabelledPhoto.of(first.columns)
-        is_right = first.is_right(least)
-        if labelled is not None:
-            short |= _by_label(run, labelled, least)
+        is_right = first.is_right(thresholds)
+        if labelled is not None:  # several labels may be true of it
+            short |= _by_label(run, labelled, thresholds)
         elif is_right is not None:
             short["truth"] = printable(first.label)
         if is_right is not None:
@@ -151,15 +155,16 @@ class _PhotoOfRun(Subject):
             maps.setdefault(row.target, {})[row.method] = row.attribution
         rows_by_target = {row.target: row for row in rows}
         of_targets = list(maps.values())
+        # a page has the same methods for all targets
         methods = [name for name in of_targets[0] if all(name in of_one for of_one in of_targets)]
         first = rows[0]
         return cls(
-            photo,
-            first.path or first.name,
-            origin,
-            first.box,
-            tuple({name: of_target[name] for name in methods} for of_target in of_targets),
-            first.input_size,
+            photo=photo,
+            source=first.path or first.name,
+            origin=origin,
+            box=first.box,
+            results=tuple({name: of_target[name] for name in methods} for of_target in of_targets),
+            input_size=first.input_size,
             asked=[None] * len(maps),
             detections=first.detections,
             boxes=tuple(rows_by_target[target].detection for target in maps),

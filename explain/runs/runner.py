@@ -153,6 +153,7 @@ def run(
     entries = source_of(source, boxes)
     job: Job
     if isinstance(explainer, AnswerExplainer) or (ask, answer, words) != (None, None, None):
+        # of these, `AnswerJob` refuses what is given and has no effect
         more: Any = {"target": target, "metrics": tuple(metrics), "boxes": boxes, **options}
         job = AnswerJob(entries, explainer, methods, ask=ask, answer=answer, words=words, **more)
     else:
@@ -244,7 +245,8 @@ class RunCall:
                 self.store.enter_methods(map(method_row, self.job.methods or ()))
                 self.store.enter_in_manifest({name: self.job.manifest[name] for name in names})
             self._done += len(batch) - len(failures)
-            # nothing was ever explained with these options: the photos are not to blame
+            # nothing was ever explained with these options (each stored photo, too, lacks some
+            # results): the photos are not to blame
             if not self._done and self.stored_photos.keys() <= self.lacking.keys():
                 for failure in failures:
                     if failure.general is not None:
@@ -264,6 +266,7 @@ class RunCall:
         if stored is None:
             return False
         if (photo.sha256, *photo.size) != (stored.sha256, stored.width, stored.height):
+            # not another file: the source itself gives other pixels under this name
             if entry.stamp in (None, stored.stamp):
                 raise RunError(
                     f"photo {entry.name!r} must have the pixels that it had, got others; give "
@@ -283,6 +286,7 @@ class RunCall:
         stored = self.stored_photos.get(entry.name)
         if stored is None or entry.stamp is None or entry.stamp != stored.stamp:
             return False
+        # a data set may make something else of the same file
         if entry.name in self.lacking or not self.job.source.by_file:
             return False
         return self._is_labelled(stored, entry.label, entry.boxes)
@@ -301,4 +305,5 @@ class RunCall:
             show_progress(self._done + self._failed + self._there, total)
         elif self._progress:
             seconds = time.monotonic() - self._begun
-            self._progress(State(self._done, self._failed, self._there, total, seconds))
+            state = State(self._done, self._failed, self._there, total=total, seconds=seconds)
+            self._progress(state)

@@ -7,6 +7,7 @@ from functools import cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from explain._utils.errors import RunError, optional, shown
@@ -55,16 +56,27 @@ def shown_photos(
                 "file with explain.open_run"
             )
         best = next(iter(one.predicted), None)
-        label = None if best is None else best.label
-        confidence = None if best is None else best.probability
-        of_photo = (one.source, one.photo.size, one.box, None, label, confidence)
+        of_photo: dict[str, Any] = {
+            "path": one.source,
+            "size": one.photo.size,
+            "box": one.box,
+            "label": None,
+            "prediction": None if best is None else best.label,
+            "prediction_probability": None if best is None else best.probability,
+        }
         shown_maps = []
         for number, (target, by_method) in enumerate(zip(one.targets, one.results, strict=True)):
             probability = one.answer(number).probability
             for method, attribution in by_method.items():
-                draw = partial(one.overlay, method, number)
                 shown_maps.append(
-                    ShownMap(*of_photo, method, target, probability, attribution, draw)
+                    ShownMap(
+                        **of_photo,
+                        method=method,
+                        target=target,
+                        probability=probability,
+                        attribution=attribution,
+                        draw=partial(one.overlay, method, number),
+                    )
                 )
         yield shown_maps
 
@@ -98,42 +110,51 @@ def to_fiftyone(
     fo = optional("fiftyone", "for its data sets", "fiftyone", RunError)
     samples = []
     for shown_maps in shown_photos(maps):
-        photo = shown_maps[0]
-        if photo.path is None:
+        first = shown_maps[0]  # what is known of the photo is the same for all of its maps
+        if first.path is None:
             raise RunError("photos must be files for FiftyOne, got one without; save it first")
-        sample = fo.Sample(filepath=os.path.abspath(photo.path))
-        if photo.label is not None:
-            sample["ground_truth"] = fo.Classification(label=photo.label)
-        if photo.prediction is not None:
+        sample = fo.Sample(filepath=os.path.abspath(first.path))
+        if first.label is not None:
+            sample["ground_truth"] = fo.Classification(label=first.label)
+        if first.prediction is not None:
             sample["prediction"] = fo.Classification(
-                label=photo.prediction, confidence=photo.prediction_probability
+                label=first.prediction, confidence=first.prediction_probability
             )
-        scale = min(1.0, LONGEST / max(photo.size))
-        size = (max(1, round(photo.size[0] * scale)), max(1, round(photo.size[1] * scale)))
-        region = Box(*(edge * scale for edge in vars(photo.box).values()))
+        width, height = first.size
+        scale = min(1.0, LONGEST / max(width, height))
+        map_size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        region = Box(*(edge * scale for edge in vars(first.box).values()))
         counts: dict[str, int] = {}
         for one in shown_maps:
+            # names of fields are identifiers, in which "gradcam++" must differ from "gradcam"
             name = re.sub(r"\W+", "_", one.method.replace("+", "p")).strip("_")
             counts[name] = counts.get(name, 0) + 1
             name += f"_{counts[name]}" if counts[name] > 1 else ""
-            heatmap = resampled_on_photo(one.attribution.heatmap[0].cpu().numpy(), size, region)
+            heatmap = resampled_on_photo(one.attribution.heatmap[0].cpu().numpy(), map_size, region)
             sample[name] = fo.Heatmap(map=heatmap, target=one.target, probability=one.probability)
             if boxes is not None:
-                detections = []
-                for box in one.attribution.boxes(boxes)[0]:
-                    corners = photo.box.to_photo(box, one.attribution.size)
-                    x0, y0, x1, y1 = (
-                        min(max(edge / photo.size[axis % 2], 0.0), 1.0)
-                        for axis, edge in enumerate(corners)
-                    )
-                    if x0 < x1 and y0 < y1:  # else it lies in the padding
-                        part = [x0, y0, x1 - x0, y1 - y0]
-                        detections.append(fo.Detection(label=one.target, bounding_box=part))
+                detections = [
+                    fo.Detection(label=one.target, bounding_box=part)
+                    for part in _parts_of(one, boxes)
+                ]
                 sample[f"{name}_parts"] = fo.Detections(detections=detections)
         samples.append(sample)
     dataset = fo.Dataset() if dataset is None else dataset
     dataset.add_samples(samples)
     return dataset
+
+
+def _parts_of(shown_map: ShownMap, share: float) -> Iterator[list[float]]:
+    """The boxes of a map's parts above a ``share`` of its maximum, clipped to the photo: left, top,
+    width and height, each as a share of the photo's side."""
+    width, height = shown_map.size
+    attribution = shown_map.attribution
+    for box in attribution.boxes(share)[0]:
+        left, top, right, bottom = shown_map.box.to_photo(box, attribution.size)
+        x0, x1 = np.clip((left / width, right / width), 0.0, 1.0).tolist()
+        y0, y1 = np.clip((top / height, bottom / height), 0.0, 1.0).tolist()
+        if x0 < x1 and y0 < y1:  # else it lies in the padding
+            yield [x0, y0, x1 - x0, y1 - y0]
 
 
 COLUMNS = ("photo", "map", "method", "target", "probability", "label", "prediction", "score")
@@ -172,7 +193,7 @@ def to_wandb(
             name = os.path.basename(one.path or "") or "photo"
             picture = wandb.Image(one.draw(), caption=f"{one.target}, {one.method}")
             score = float(one.attribution.score[0])
-            table.add_data(
+            table.add_data(  # in the order of `COLUMNS`
                 name,
                 picture,
                 one.method,

@@ -57,7 +57,7 @@ def read_ahead(
     """Prepare photos in ``count`` processes (or here if none starts), in order, `AHEAD` a worker;
     one beyond ``timeout``, or that kills its worker (found one by one), is a `Failed`.
     """
-    source_errors: list[Exception] = []
+    source_errors: list[Exception] = []  # one at most, of the source itself
     sent: deque[Entry] = deque()  # to workers, and not yet back
     suspects: deque[Entry] = deque()  # sent when a worker died: one of them is the reason
     entries = _until_broken(entries, source_errors)
@@ -73,7 +73,7 @@ def read_ahead(
             ):
                 for pickled in _in_time(loaded, timeout):
                     photo = pickle.loads(pickled)
-                    entry = sent.popleft()
+                    entry = sent.popleft()  # photos come back in order, without their entries
                     yield replace(photo, entry=entry) if isinstance(photo, Prepared) else photo
         except CannotBeginError as error:
             warn(
@@ -82,14 +82,14 @@ def read_ahead(
             )
             yield from map(preparer, next_entries)
         except EndedError as error:
-            if one_by_one or error.is_next:
+            if one_by_one or error.is_next:  # it is known which photo is to blame
                 entry = sent.popleft()
                 reason = f"image {entry.name!r} {error}"
                 yield Failed(entry.name, reason, entry.path, stamp=entry.stamp)
             suspects.extendleft(reversed(sent))
             sent.clear()
             continue
-        if not one_by_one:
+        if not one_by_one:  # the source has no more entries, and no suspects are left
             break
     if source_errors:
         raise source_errors[0]
@@ -160,8 +160,8 @@ def _loading(
         sampler=sent,
         num_workers=count,
         prefetch_factor=ahead,
-        timeout=TICK,
-        collate_fn=bytes,
+        timeout=TICK,  # after which `_in_time` looks whether to wait on
+        collate_fn=bytes,  # passed on as they are
         multiprocessing_context="fork" if sys.platform == "linux" else "spawn",
         worker_init_fn=_begin,
         generator=torch.Generator(),  # or it would draw from the caller's random numbers

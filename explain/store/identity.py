@@ -46,9 +46,11 @@ def model_identity(explainer: Explainer, *, trained: bool = False) -> dict[str, 
     if explainer.interventions:
         properties["interventions"] = encode(list(explainer.interventions))
     if not trained:
+        # zeros where the preprocessing refuses both test pictures
         x = next((x for x in inputs if isinstance(x, torch.Tensor)), torch.zeros(3, 224, 224))
         with untouched(model), torch.no_grad():
             output = _result(model, explainer.batch(x[None]))
+        # of all tensors in it; without any, of what it is instead, such as an error's name
         properties["test_scores"] = [_summary(tensor) for _, tensor in nested.paths(output)] or [
             _summary(output)
         ]
@@ -114,8 +116,9 @@ def _summary(value: Any) -> dict[str, Any]:
             "shape": value if isinstance(value, str) else type(value).__name__,
             "numbers": [0.0] * (WAVES + 1),
         }
-    flat = value.detach().cpu().double().reshape(-1).nan_to_num()
+    flat = value.detach().cpu().double().reshape(-1).nan_to_num()  # NaN would equal nothing
     angles = torch.arange(WAVES).double()[:, None] * torch.arange(len(flat))
+    # the norm first: by it, `explain.store.manifest.alike` judges how far all numbers are apart
     numbers = torch.cat([flat.norm()[None], angles.cos() @ flat]) / max(1, len(flat)) ** 0.5
     return {"shape": list(value.shape), "numbers": numbers.tolist()}
 

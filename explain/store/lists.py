@@ -88,6 +88,7 @@ class PhotoList(Source):
                 raise RunError(f"source {str(self.file)!r}, photo {line}: {error}") from None
             earlier = entries.get(entry.name)
             entries[entry.name] = entry if earlier is None else _joined(earlier, entry)
+        # the columns, by the first row
         keys = {plain_key(key): key for row in rows[:1] if isinstance(row, Mapping) for key in row}
         unread_columns = [str(keys[key]) for key in keys.keys() - {*IMAGES, *EDGES, "boxes"}]
         if unread_columns and not classes and not keys.keys() & {*LABELS}:
@@ -113,13 +114,16 @@ class PhotoList(Source):
         if isinstance(label, str):
             label = _labels_in(label)
         elif classes and isinstance(row, Mapping):
+            # all cells are in `_TRUTHS`, as `class_columns` has seen
             truths = {column: _TRUTHS[str(row.get(column) or "").strip()] for column in classes}
             true = [column.strip() for column in classes if truths[column] == 1]
             doubtful = [Uncertain(column.strip()) for column in classes if truths[column] == -1]
             label = as_label([*true, *doubtful])
         path = self.file.parent / name
         boxes = tuple(dict.fromkeys(content.boxes))
-        return Entry(path_text(name), str(path), path_text(path), None, label, boxes)
+        return Entry(
+            path_text(name), where=str(path), path=path_text(path), label=label, boxes=boxes
+        )
 
     def content(self) -> Any:
         """Parse the file by its ending: rows of CSV as dictionaries of texts, or the values of
@@ -187,7 +191,7 @@ def class_columns(rows: Sequence[Any]) -> list[str]:
     if not {*keys.values()}.isdisjoint(LABELS):
         return []
     classes = []
-    fractions = {}  # columns with a number between 0 and 1
+    fractions = {}  # columns with a number between 0 and 1, such as probabilities: may be a mistake
     for column, key in keys.items():
         if key in (*IMAGES, *EDGES, "boxes"):
             continue
@@ -272,7 +276,7 @@ class PathIndex:
         self._by_end: dict[str, Any] = {}
         for path, value in of_paths.items():
             ends = _ends(path)
-            self.by_path["/".join(ends[:1])] = value
+            self.by_path["/".join(ends[:1])] = value  # the longest end is the whole path
             for end in ends:
                 self._by_end[end] = None if end in self._by_end else value
 
@@ -310,7 +314,8 @@ class AnnotatedSource(Source):
         photos = [] if source.count is None else list(source.entries())
         for photo in photos:
             listed = self._listed(photo)
-            self._claims.update([] if listed is None else [listed.name])
+            if listed is not None:
+                self._claims[listed.name] += 1
         if photos and not self._claims:
             raise RunError(
                 f"boxes {path_text(file)!r} must list the photos of the source, such as "
@@ -380,14 +385,15 @@ class Shards(Source):
             name = path_text(os.path.relpath(shard, self._top))
             try:
                 with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+                    # the files of one photo are neighbours, and share their key
                     for key, members in groupby(_members(tar), key=lambda member: member[0]):
                         files = {kind: content for _, kind, content in members}
                         if "picture" in files:
                             entry = Entry(
                                 path_text(f"{name}/{key}"),
-                                (shard, *files["picture"]),
-                                path_text(shard),
-                                shard_stamp,
+                                where=(shard, *files["picture"]),
+                                path=path_text(shard),
+                                stamp=shard_stamp,
                             )
                             yield _labelled(entry, files)
                     file.seek(tar.offset)
@@ -428,7 +434,7 @@ def shard_names(pattern: str) -> list[str] | None:
     names: list[str] = []
     for number in range(int(first), int(last) + 1):
         name = pattern.replace(numbered[0], f"{number:0{len(first)}}", 1)
-        names += shard_names(name) or [name]
+        names += shard_names(name) or [name]  # there may be a second range in it
     return names
 
 
@@ -441,7 +447,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, Any]]:
         folder, file = os.path.split(member.name)
         if not member.isreg() or file.startswith("."):
             continue
-        stem, _, ending = file.partition(".")
+        stem, _, ending = file.partition(".")  # at the first dot, as WebDataset does
         key = os.path.join(folder, stem)
         ending = ending.lower()
         if f".{ending}" in EXTENSIONS:
@@ -501,7 +507,7 @@ def source_of(source: Any, boxes: str | os.PathLike[str] | None = None) -> Sourc
         and hasattr(source, "column_names")
         and not hasattr(source, "__len__")
     ):
-        # it only streams
+        # a data set of Hugging Face that only streams
         return Photos(source, Columns.of(source.features) if source.features else None)
     by_number = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if by_number and not isinstance(source, (bytes, list, tuple)):
@@ -524,6 +530,7 @@ def _of_name(name: str | os.PathLike[str]) -> Source:
         )
         folder = Folder(path)
         return Shards(shards) if shards and not folder.count else folder
+    # None of a name that is no pattern, an empty list of a pattern without files
     shard_files = None if os.path.exists(path) else shard_names(path)
     if shard_files:
         return Shards(shard_files)

@@ -23,14 +23,16 @@ MAY_DIFFER = frozenset(["begun", "ended", "device", "batch_size"])
 def alike(key: str, one: Any, other: Any) -> bool:
     """Whether two values under a key of a manifest are the same; summaries of tensors, up to the
     rounding of different devices (`TOLERANCES`)."""
-    if key not in TOLERANCES or not one or not other:
+    if key not in TOLERANCES or not one or not other:  # no summaries, or none on one side
         return bool(one == other)
     if [summary["shape"] for summary in one] != [summary["shape"] for summary in other]:
         return False
     one_numbers = np.array([summary["numbers"] for summary in one])
     other_numbers = np.array([summary["numbers"] for summary in other])
-    norm = np.maximum(one_numbers, other_numbers)[:, :1]
-    return bool((np.abs(one_numbers - other_numbers) <= TOLERANCES[key] * norm).all())
+    # A summary begins with the norm of its tensor, which says how large rounding may be. Its other
+    # numbers are sums with signs: they may be nearly zero, and the rounding in them is not.
+    norms = np.maximum(one_numbers, other_numbers)[:, :1]
+    return bool((np.abs(one_numbers - other_numbers) <= TOLERANCES[key] * norms).all())
 
 
 def digest_of_model(model: nn.Module) -> str:
@@ -106,6 +108,7 @@ def changes_in_words(
         later: Any = now.get(key)
         if more and key in ("methods", "metrics") and isinstance(later, Mapping):
             earlier = earlier or {}
+            # without those that are added
             later = {name: later[name] for name in later if name in earlier}
         if key in MAY_DIFFER or alike(key, earlier, later):
             continue
@@ -120,6 +123,7 @@ def _changes(key: str, earlier: Any, later: Any) -> Iterator[str]:
     """Yield a phrase for each value that differs, with the keys that lead to it."""
     if isinstance(earlier, Mapping) and isinstance(later, Mapping):
         for name in {**earlier, **later}:
+            # the word "options" would only make the phrase longer
             whole_key = key if name == "options" else f"{key}, {name}"
             yield from _changes(whole_key, earlier.get(name), later.get(name))
     elif earlier != later:

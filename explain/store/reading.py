@@ -222,7 +222,8 @@ class Row:
     ) -> Image.Image | torch.Tensor:
         """The photo that was explained, upright, or its tensor ``(C, H, W)``: ``photo``, or None
         for its file, if unchanged. Other pixels are refused."""
-        # a forged run does not know the size and times of others' files
+        # Only a file with the stored stamp is read: a run that somebody has forged may name others'
+        # files, but does not know their sizes and times.
         candidate = self._file(remedy) if photo is None else photo
         image: Image.Image | torch.Tensor
         if isinstance(candidate, torch.Tensor):
@@ -283,12 +284,13 @@ class LabelledPhoto(NamedTuple):
         probabilities = json.loads(columns["probabilities"] or "{}").get("labels")
         if probabilities is None:
             return None
-        true_and_uncertain: tuple[set[int], set[int]] = (set(), set())
+        true: set[int] = set()
+        uncertain: set[int] = set()
+        # each is a class and its text, which the mark may follow
         for number, _, *uncertain_mark in json.loads(columns["labels"]):
             if number is not None and number < len(probabilities):
-                true_and_uncertain[bool(uncertain_mark)].add(number)
-        true, uncertain = map(frozenset, true_and_uncertain)
-        return cls(columns["name"], np.array(probabilities), true, uncertain)
+                (uncertain if uncertain_mark else true).add(number)
+        return cls(columns["name"], np.array(probabilities), frozenset(true), frozenset(uncertain))
 
     def predicted(self, threshold: Threshold) -> list[int]:
         """The classes that are predicted, in ascending order."""
@@ -315,7 +317,7 @@ class StoredRun:
             raise RunError(
                 f"run {path_text(file)!r} must be a file, but there is none; check the path"
             )
-        # also a damaged name of a table
+        # the names of all tables are read as well, which may be damaged
         with self._reading(remedy="give a file that explain.run wrote") as db:
             (application,) = db.execute("PRAGMA application_id").fetchone()
             (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -555,7 +557,7 @@ class StoredRun:
             methods = {
                 method["name"]: method for method in db.execute("SELECT * FROM methods NOT INDEXED")
             }
-            # without an index, which may be damaged
+            # without an index, which may be damaged; the results are gone through first
             chosen = "SELECT r.id FROM results r NOT INDEXED CROSS JOIN photos p ON p.id = r.photo"
             for (number,) in db.execute(chosen + clause, values).fetchall():
                 columns = db.execute(_ROW, (number,)).fetchone()
@@ -600,10 +602,10 @@ class StoredRun:
         try:
             db = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
             db.execute("PRAGMA query_only = ON")
-            db.execute("SELECT count(*) FROM sqlite_master")
+            db.execute("SELECT count(*) FROM sqlite_master")  # SQLite reads nothing before
         except sqlite3.OperationalError as error:
             rest = self.path.with_name(f"{self.path.name}-wal")
-            if rest.is_file() and rest.stat().st_size:
+            if rest.is_file() and rest.stat().st_size:  # an immutable database is read without it
                 raise RunError(
                     f"run {path_text(self.path)!r} must lie in a folder that can be written, since "
                     f"it was interrupted and {path_text(rest.name)!r} has a part of it ({error}); "
@@ -632,7 +634,7 @@ def row_of(
     """Make a `Row` of the joined columns of a photo and a result. ``style`` and ``uncentred`` are
     those of the method, ``window`` that of the run, and needed for drawing only."""
     layer = columns["layer"]
-    if layer is not None and layer.startswith("["):
+    if layer is not None and layer.startswith("["):  # several, as JSON
         layer = tuple(json.loads(layer))
     values: dict[str, Any] = {
         name: columns[name] for name in Row.__dataclass_fields__ if name in columns

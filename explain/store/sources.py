@@ -224,6 +224,7 @@ def path_of(stored: str) -> str:
     bytes again, unless a file is called like the text."""
     if os.path.lexists(stored) or "\\x" not in stored:
         return stored
+    # `path_text` escapes only bytes from 0x80 on
     path_bytes = re.sub(
         rb"\\x([89a-f][0-9a-f])", lambda byte: bytes.fromhex(byte[1].decode()), stored.encode()
     )
@@ -289,11 +290,12 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
         boxes = usual.get("boxes", ())
         if isinstance(boxes, str):
             boxes = json.loads(boxes)
-        if usual.keys() & EDGES and not len(boxes):
+        if usual.keys() & EDGES and not len(boxes):  # an array has no truth, but a length
             boxes = [usual.get(edge) for edge in EDGES]
         return Content(
             as_image(photo), as_label(cells.get(label, _first(usual, LABELS))), as_boxes(boxes)
         )
+    # a list of numbers is no pair of a photo and its label
     if isinstance(item, (tuple, list)) and item and not isinstance(item[0], (int, float)):
         return Content(as_image(item[0]), as_label(item[1] if len(item) > 1 else None))
     return Content(as_image(item))
@@ -328,9 +330,9 @@ def as_label(value: Any) -> Label:
     # in a list of zeros and ones, NaN is what is not known
     items = [-1 if isinstance(item, float) and math.isnan(item) else item for item in value]
     labels = tuple(label for item in items if (label := _as_one_label(item)) is not None)
-    if len(labels) == 1 or (value and not labels):
-        return next(iter(labels), None)
-    return labels
+    if value and not labels:  # what is in the list says nothing, unlike an empty list: none is true
+        return None
+    return labels[0] if len(labels) == 1 else labels
 
 
 def _as_one_label(value: Any) -> str | int | None:
@@ -430,18 +432,17 @@ class Columns:
         """Return the first columns with images and with class labels of a data set of Hugging Face,
         by its ``features``.
         """
-        kinds = [(name, type(feature).__name__) for name, feature in features.items()]
-        images, labels = (
-            [name for name, kind in kinds if kind == wanted] for wanted in ("Image", "ClassLabel")
-        )
+        kinds = {name: type(feature).__name__ for name, feature in features.items()}
+        images = [name for name, kind in kinds.items() if kind == "Image"]
+        labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
         if not images:
             raise RunError(
                 f"source must have a column with images, got {', '.join(features)}; cast one to an "
                 "Image"
             )
-        return (
-            cls(images[0], labels[0], list(features[labels[0]].names)) if labels else cls(images[0])
-        )
+        if not labels:
+            return cls(images[0])
+        return cls(images[0], labels[0], classes=list(features[labels[0]].names))
 
 
 class Photos(Source):
@@ -472,18 +473,16 @@ class Photos(Source):
             if isinstance(photo, (str, os.PathLike)):
                 yield Entry(
                     path_text(photo),
-                    where,
-                    path_text(Path(photo)),
-                    stamp_of(photo),
-                    as_label(rest[0]) if rest else None,
+                    where=where,
+                    path=path_text(Path(photo)),
+                    stamp=stamp_of(photo),
+                    label=as_label(rest[0]) if rest else None,
                 )
             else:  # an opened picture may have been changed since: it has no stamp
-                path = (
-                    path_text(str(getattr(photo, "filename", "") or ""))
-                    if isinstance(photo, Image.Image)
-                    else ""
-                )
-                yield Entry(path or f"photo {place}", where, path or None)
+                path = ""
+                if isinstance(photo, Image.Image):
+                    path = path_text(str(getattr(photo, "filename", "") or ""))
+                yield Entry(path or f"photo {place}", where=where, path=path or None)
 
     def read(self, entry: Entry) -> Content:
         """The photo and the label of an entry, from the sequence or from the entry itself."""
@@ -538,11 +537,14 @@ class DataSet(Source):
                 path = files[number]  # type: ignore[index]
             except (TypeError, IndexError, KeyError):  # it has no list of its files
                 path = None
+            # torchvision lists pairs of path and class
             path = path[0] if isinstance(path, (tuple, list)) and path else path
             if isinstance(path, (str, os.PathLike)):
-                yield Entry(path_text(path), place, path_text(path), stamp_of(path))
+                yield Entry(
+                    path_text(path), where=place, path=path_text(path), stamp=stamp_of(path)
+                )
             else:
-                yield Entry(f"item {number}", place)
+                yield Entry(f"item {number}", where=place)
 
     def read(self, entry: Entry) -> Content:
         """Get an item of the data set by its number, and return its image, label and boxes."""
@@ -553,14 +555,12 @@ class DataSet(Source):
         and the fingerprint that Hugging Face gives its content."""
         root = getattr(self.inner, "root", None)
         kind = f"{type(self.inner).__module__}.{type(self.inner).__qualname__}"
-        properties = {"kind": self.kind, "type": kind, "length": self.count}
+        properties: dict[str, Any] = {"kind": self.kind, "type": kind, "length": self.count}
         if self.is_hugging_face:
             properties["fingerprint"] = getattr(self.items, "_fingerprint", None)
-        return (
-            properties
-            if root is None
-            else {**properties, "root": path_text(os.path.realpath(root))}
-        )
+        if root is not None:
+            properties["root"] = path_text(os.path.realpath(root))
+        return properties
 
 
 def innermost_dataset(items: Any, place: int) -> tuple[Any, int]:

@@ -207,6 +207,7 @@ class Store:
     def _is_run(self) -> bool:
         """Whether the file holds the tables of a run; a new or empty file does not, and one with
         something else is refused."""
+        # of a file that is no database at all: it has something, and not the mark of a run
         application = 0
         tables = 1
         try:
@@ -214,7 +215,7 @@ class Store:
             application = self._number("PRAGMA application_id")
         except sqlite3.OperationalError:  # such as a locked file, which may be a run
             raise
-        except sqlite3.DatabaseError:  # no database
+        except sqlite3.DatabaseError:
             pass
         if not tables:
             return False
