@@ -52,7 +52,7 @@ class Scorer:
         self.token_names = names[EMBEDDED[0]]
         self.passes = 0
         self.planned = 0
-        self.progress = progress or None
+        self.progress = progress or None  # False is none, too
 
     @property
     def photo(self) -> torch.Tensor:
@@ -142,7 +142,7 @@ def numbers_of_word(word: str | int, texts: Sequence[str]) -> list[int]:
         numbers = [
             number for number, text in enumerate(texts) if text.casefold() == word.casefold()
         ]
-    elif type(word) is int and -len(texts) <= word < len(texts):
+    elif type(word) is int and -len(texts) <= word < len(texts):  # and no bool
         numbers = [word % len(texts)]
     if not numbers:
         raise TargetError(
@@ -157,6 +157,7 @@ def text_of(tokenizer: object, ids: Sequence[int]) -> str:
     if callable(decode):
         return str(decode(list(ids))).strip()
     names = token_names(tokenizer, ids)
+    # signs by which tokenizers mark the ends, insides and beginnings of words
     pieces = (name.removesuffix("</w>").removeprefix("##") for name in names)
     return "".join(pieces).replace("▁", " ").replace("Ġ", " ").strip()
 

@@ -203,6 +203,7 @@ class SmallestSet(SearchMethod):
         the margin for the top class, the log-probability for a share of it, else the score.
         """
         score = evidence.score[image].item()
+        share = SHARE if self.keep is None or self.keep == "class" else self.keep
         is_no_class = evidence.logits is None or evidence.classes is None
         if is_no_class or evidence.outputs.kind == "numbers":
             if self.keep == "class":
@@ -210,13 +211,11 @@ class SmallestSet(SearchMethod):
                     f"keep of {self.name} must be a share for a target that is no class, got "
                     "'class'"
                 )
-            share = SHARE if self.keep is None else self.keep
             # of a negative score too, a share is below the whole
             return Strength("logit"), score - (1 - share) * abs(score)
         margin = Strength("margin")
         if self.keep == "class" or (self.keep is None and float(margin(evidence)[image]) > 0):
             return margin, 0.0
-        share = SHARE if self.keep is None else self.keep
         probability = Strength("probability")
         log_probability = float(probability(evidence)[image])
         return probability, log_probability + math.log(share) - ROUNDING

@@ -186,8 +186,8 @@ class Walk(Search):
             if self._changes is None:
                 self._values += gradient * ((further - share).to(x) * difference)
             else:
-                # the point's number on the path makes no difference
-                self._changes.add(images, torch.zeros_like(images), score_and_gradient)
+                # the points' numbers, any here, are not looked at
+                self._changes.add(images, images, score_and_gradient)
             share = further
 
     def map(self) -> torch.Tensor:

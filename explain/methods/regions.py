@@ -116,8 +116,8 @@ class Quadtree(Regions):
         while True:
             widest = max(spreads, key=spreads.__getitem__)
             parts = halves(widest)
-            only_pixels = spreads[widest] < 0
-            if only_pixels or len(spreads) - 1 + len(parts) > self.count:
+            # negative: only single pixels are left
+            if spreads[widest] < 0 or len(spreads) - 1 + len(parts) > self.count:
                 break
             del spreads[widest]
             spreads |= {part: _spread(image, part) for part in parts}

@@ -66,13 +66,13 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
         _fit(first_agreement, first_differences, regions, reach=reach, together=together)
         for reach, together in CHOICES
     ]
-    best_likelihood = max(fit.likelihood for fit in fits)
-    plausible = [fit for fit in fits if best_likelihood - fit.likelihood < PLAUSIBLE]
-    plausible.sort(key=lambda fit: -fit.likelihood)
+    fits.sort(key=lambda fit: -fit.likelihood)
+    plausible = [fit for fit in fits if fits[0].likelihood - fit.likelihood < PLAUSIBLE]
     # variances are compared by the first pairs; the fit is then made with all
     if len(half_differences) > ENOUGH:
         plausible = [
-            _fit(agreement, half_differences, regions, fit.reach, fit.together) for fit in plausible
+            _fit(agreement, half_differences, regions, reach=fit.reach, together=fit.together)
+            for fit in plausible
         ]
     best = plausible[0]
     degrees_of_freedom = len(half_differences) - regions

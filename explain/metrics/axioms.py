@@ -253,6 +253,7 @@ class ADCC(ReattributionMetric):
         coherency = (1 + heatmap_correlation) / 2
         heatmaps = data.maps.heatmap.flatten(1)
         complexity = heatmaps.double().mean(1)
+        # a smaller probability is set to NaN below
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
         qualities = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
         value = 3 / (1 / qualities.clamp(min=0)).sum(1)  # 0 where one of them is

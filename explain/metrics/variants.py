@@ -215,7 +215,7 @@ def reattribute(
     with untouched(context.model):
         output = context.inputs.detached().call(context.model)
         target = target.resolved(output, len(context.inputs))
-    # the variants of each metric, by method; and for each variant, the metrics that compare it
+    # the variants by method and metric; and for each variant, by method, the metrics to compare it
     variants: dict[tuple[str, str], list[Variant]] = {}
     comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
@@ -224,9 +224,9 @@ def reattribute(
             comparisons.setdefault(variant, {}).setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
     finished = 0
-    slices = math.prod(context.images.shape[2:-2])
+    slices = math.prod(context.images.shape[2:-2])  # 1 of a photo
     for batch in _batches(comparisons, slices * len(context.images)):
-        names = comparisons[batch[0]]
+        names = comparisons[batch[0]]  # the same of all in a batch
         results = _run(batch, {name: methods[name] for name in names}, context, target, options)
         with calculating(context.images.device.type):
             for variant, maps in zip(batch, results, strict=True):
@@ -259,8 +259,9 @@ def _batches(
         names = tuple(comparisons[variant])
         return variant if runs_alone else None, variant.classes is None, names
 
+    in_batch = max(1, AT_ONCE // images)
     for _, group in groupby(comparisons, kind):
-        while batch := list(islice(group, max(1, AT_ONCE // images))):
+        while batch := list(islice(group, in_batch)):
             yield batch
 
 
@@ -312,6 +313,7 @@ def _run(
             attributions = replace(request, finds_rounding=False).attributions()
         for name, wrapped in zip(names, objects, strict=True):
             for number, result in enumerate(results):
+                # each class has a result for all images; changed images stand in a single one
                 samples = slice(None) if classes else slice(number * count, (number + 1) * count)
                 attribution = attributions[number if classes else 0][wrapped.name][samples]
                 maps = Maps.of(name, attribution, images[samples])
