@@ -50,7 +50,7 @@ class WordMap:
             "prompt": sum(map(abs, self.prompt)),
             "before": sum(map(abs, self.earlier)),
         }
-        total = sum(sizes.values()) or 1.0
+        total = sum(sizes.values()) or 1.0  # all zero: shares of 0
         return {name: size / total for name, size in sizes.items()}
 
 
@@ -150,7 +150,7 @@ def _laid(scorer: Scorer, word: int, result: Attribution) -> WordMap:
         options=result.options,
     )
     if not result.parts:
-        return WordMap(attribution, None, None)
+        return WordMap(attribution, prompt=None, earlier=None)
     tokens = result.parts[EMBEDDED[0]].values[0].flatten(1).sum(1)
     return WordMap(
         attribution,

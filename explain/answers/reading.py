@@ -105,7 +105,7 @@ class Reader:
         token = self._image_token
         lacks_image = token is not None and token not in (prompt or "")
         has_template = bool(getattr(self.processor, "chat_template", None))
-        missing = TargetError(
+        missing_token = TargetError(
             f"ask must hold the token that stands for the photo, {token!r}, got {shown(prompt)}; "
             "leave the template to the processor"
         )
@@ -115,7 +115,7 @@ class Reader:
             if not lacks_image:
                 raise
             if has_template:
-                raise missing from error
+                raise missing_token from error
             inputs = {}  # of processors that count these tokens
         if lacks_image and not has_template:
             with_token = self._processed(photo, f"{token}{prompt}")
@@ -125,7 +125,8 @@ class Reader:
                 prompt = f"{token}{prompt}"
                 inputs = with_token
         if token is not None and not self._image_tokens(inputs):
-            raise missing
+            raise missing_token
+        # instead of packed patches, photos; and one name for the prompt's tokens, of decoders too
         model, with_photo = packed.with_photos(self.model, inputs)
         model, inputs = answer.with_prompt(model, dict(with_photo), inputs[PIXELS])  # type: ignore[arg-type]
 

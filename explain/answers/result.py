@@ -201,7 +201,7 @@ class Answered:
         photo = self.scene.fitted(LARGEST_SIDE).photo
         tiles = [Tile(photo, "the photo", self.ask or "")]
         for number, word in enumerate(self.words):
-            if word.is_greyed and len(self.words) > 1:  # else there would be no map
+            if word.is_greyed and len(self.words) > 1:  # a single word has its map all the same
                 continue
             picture = self.overlay(number, style=style)
             mark = word.grounding.mark

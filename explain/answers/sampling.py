@@ -89,6 +89,7 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
             )
         return values.double().flatten()
 
+    # of a black and of a white picture: what does not change shows no photo
     black = seen(np.zeros((1, 1)))
     contrast = seen(np.full((1, 1), 255)) - black
     is_shown = contrast.abs() > SHOWN * contrast.abs().max()
@@ -97,7 +98,7 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
     def positions(side: int, *, across: bool) -> torch.Tensor:
         """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1: by its level in
         pictures that become brighter from left to right (``across``), or downwards."""
-        level = torch.zeros_like(contrast)
+        level = torch.zeros_like(contrast)  # from 0 to 255, the mean over shifted pictures
         for number in range(SHIFTS):
             shift = (number + 0.5) / SHIFTS - 0.5
             rising = np.round(rising_levels(side) + shift)
@@ -110,7 +111,7 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
     # pictures of one colour each; blue is what these leave of white
     red, green = (seen(np.eye(3)[None, None, channel] * 255) - black for channel in (0, 1))
     weights = torch.stack([red, green, contrast - red - green])
-    # less is what rounding to whole levels leaves
+    # what is as small as this is no share of a colour
     weights = torch.where(weights.abs() > SHOWN * contrast.abs(), weights, 0.0) * is_shown
     if not bool(is_shown.any()):
         raise _does_more()

@@ -277,7 +277,7 @@ class GradECLIP(AttentionMethod):
         if joint is not None and is_text:
             # the positions of the image among the words are no words
             values = values.index_fill(1, torch.tensor(joint.photo).to(values.device), 0)
-        elif joint is not None:
+        elif joint is not None:  # of all tokens, those of the image
             values = values[:, tokens]
         return values.clamp(min=0).reshape((len(values), *size))
 
@@ -388,6 +388,7 @@ class CheferAttribution(RolloutMethod):
         divisor = torch.where(evidence.score == 0, 1, evidence.score)
         for attention, relevance_map in zip(maps, relevance, strict=True):
             if relevance_map.gradient is not None:
+                # a weight's relevance is its value times the gradient that the rules bring to it
                 relevance_of_unit_score = (
                     relevance_map.weights
                     * relevance_map.gradient

@@ -121,6 +121,7 @@ def _bibliography() -> dict[str, Citation]:
             arxiv=entry.get("eprint", ""),
             shorthand=entry["shorthand"],
         )
+        # an entry with the field "methods" is for all of these
         sources |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
     return sources
 

@@ -65,16 +65,16 @@ def decided(
     # decided leaves more of the error to the others.
     for side in sides:
         worst = F.max_pool2d(maps, side, ceil_mode=True)
-        count = 0
-        while count < worst.numel():
-            level = error / len(sides) / (worst.numel() - count)
+        sure_count = 0
+        while sure_count < worst.numel():
+            level = error / len(sides) / (worst.numel() - sure_count)
             # chances grow with the copies against: the first too large one is at this number
             too_many = int((chances_by_against <= level).sum())
             is_sure = worst < too_many
-            if int(is_sure.sum()) == count:
+            if int(is_sure.sum()) == sure_count:
                 break
-            count = int(is_sure.sum())
-        if count:
+            sure_count = int(is_sure.sum())
+        if sure_count:
             in_places = is_sure.repeat_interleave(side, -2).repeat_interleave(side, -1)
             # the last squares may reach beyond the map
             is_decided |= in_places[..., : maps.shape[-2], : maps.shape[-1]]

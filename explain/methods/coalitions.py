@@ -185,6 +185,7 @@ class _RegionEstimator(Estimator):
         shown = self.shown[: len(self.scores)].double()
         solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)
+        # pictures draw interactions from centre to centre
         centres = None if solved.interactions is None else centres_of(self.labels)
         values = self._laid_out(solved.values)
         return replace(solved, values=values, error=error, centres=centres)

@@ -221,9 +221,8 @@ class _Estimating(Accumulator):
         errors = [estimate.error for estimate in estimates]
         unknown = torch.full_like(estimates[0].values, torch.nan)
         errors_or_nan = [unknown if error is None else error for error in errors]
-        any_known = any(error is not None for error in errors)
         outcome = Outcome(
-            error=torch.stack(errors_or_nan) if any_known else None,
+            error=None if all(error is None for error in errors) else torch.stack(errors_or_nan),
             spent=self._of_images([image.taken for image in self._images]),
             planned=self._of_images([image.estimator.count for image in self._images]),
             finished=self._of_images(ended),
@@ -252,8 +251,7 @@ def _padded(tables: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     largest_shape = np.max([table.shape for table in complete], axis=0)
     padded = complete[0].new_zeros(len(complete), *largest_shape)
     for table, of_image in zip(complete, padded, strict=True):
-        corner = tuple(map(slice, table.shape))
-        of_image[corner] = table
+        of_image[tuple(map(slice, table.shape))] = table  # in the first rows and columns
     return padded
 
 

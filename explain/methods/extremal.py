@@ -222,6 +222,7 @@ class _Ascent(Search):
                     f"baseline of {name} must change evenly with a mask, got {baseline}; take blur"
                 )
             seen = photos.flip(-1) if number % 2 == 0 else photos
+        # the masks of an image stand together, one for each area
         detached = seen.detach()
         samples = samples_of(
             [areas] * len(self._x),

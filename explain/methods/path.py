@@ -45,10 +45,10 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
     arrays ``(steps,)``."""
     if rule == "gausslegendre":
         points, weights = np.polynomial.legendre.leggauss(steps)
-        return (points + 1) / 2, weights / 2
+        return (points + 1) / 2, weights / 2  # these are for [-1, 1]
     if rule == "trapezoid":
         weights = np.full(steps, 1 / (steps - 1))
-        weights[[0, -1]] /= 2
+        weights[[0, -1]] /= 2  # both ends belong to one interval only
         return np.linspace(0, 1, steps), weights
     first_point = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
     return (np.arange(steps) + first_point) / steps, np.full(steps, 1 / steps)

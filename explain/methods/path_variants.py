@@ -429,7 +429,7 @@ class XRAI(Method):
             labels = cut(image)[0].cpu()
             regions_of_all_cuts += [labels == number for number in range(int(labels.max()) + 1)]
         masks = torch.stack(regions_of_all_cuts)
-        if self.regions is None:
+        if self.regions is None:  # the paper's own regions are grown; given ones stay
             masks = pixels_near(masks, by=round(DILATION * side_ratio))
         return ranked(pixels, masks, least=max(1, round(LEAST * side_ratio**2)))
 

@@ -79,9 +79,8 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
             if not evidence.size:  # an input beside the image that is no picture
                 return x[images]
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
-            # the copies of a map follow each other: which one it is
-            copy = numbers % self.times
-            return self.masked(x[images], a[images, channel], copy, places)
+            # the runs of a map follow each other: the remainder says which one it is
+            return self.masked(x[images], a[images, channel], numbers % self.times, places)
 
         return samples_of_items(channels, through_maps)
 
@@ -633,7 +632,7 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
         # row and column of the nearest two, of which the first one stands for both from now on
         first, other = sorted(divmod(int(apart.argmin()), len(apart)))
         labels[labels == other] = first
-        joined = apart[[first, other]].max(0)
+        joined = apart[[first, other]].max(0)  # the farther of both, which makes it complete
         joined[first] = torch.inf
         apart[first] = joined
         apart[:, first] = joined
@@ -648,8 +647,8 @@ def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     distinct: torch.Tensor = torch.unique(points, dim=0)
     if len(distinct) <= count:
         return distinct
-    drawn = permutation(len(distinct), seed)[:count]
-    centres: torch.Tensor = distinct[drawn.to(points.device)]
+    beginnings = permutation(len(distinct), seed)[:count]
+    centres: torch.Tensor = distinct[beginnings.to(points.device)]
     cluster = torch.full((len(points),), -1, device=points.device)  # none yet
     for _ in range(ROUNDS):
         nearest = torch.cdist(points, centres).argmin(1)

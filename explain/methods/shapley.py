@@ -151,7 +151,7 @@ def _fit(
     whitened = torch.linalg.solve_triangular(factor, differences[:, None], upper=False)
     # both variances are in units of this one, with which the differences are most likely
     scale = whitened.square().mean()
-    log_scale = scale.clamp(min=1e-300).log()  # 0 where all scores are equal
+    log_scale = scale.clamp(min=1e-300).log()  # the scale is 0 where all scores are equal
     log_determinant = factor.diagonal().log().sum()
     likelihood = -float(0.5 * len(differences) * log_scale + log_determinant)
     return _Fit(likelihood, reach=reach, together=together, factor=factor, scale=scale)
@@ -386,9 +386,8 @@ def faithful_interactions(
     unknown_part = both_seen[:, :-1] - last_seen
     gains_less_last = (scores - blank)[:, None] - gain * last_seen
     solved = torch.linalg.lstsq(root * unknown_part, root * gains_less_last).solution[:, 0]
-    last_value = gain - solved.sum()
     values = seen.new_zeros(regions, regions)
-    values[first, second] = torch.cat([solved, last_value[None]])
+    values[first, second] = torch.cat([solved, (gain - solved.sum())[None]])
     return torch.triu(values) + torch.triu(values, 1).T
 
 
@@ -411,6 +410,7 @@ class Permutations(CoalitionDesign):
         orders = []
         for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
+            # the position of each region in the order, and in its reverse
             positions = torch.stack([order, order.flip(0)]).argsort(1)
             sizes = torch.arange(1, regions, device="cpu")[:, None]
             # in a coalition of each size, the first regions of the order are seen

@@ -206,12 +206,12 @@ def check_maps(
     )
     notes: dict[str, str] = {}
     # of the images that these are laid on, only the size counts
-    values = {
+    own_maps = {
         name: Maps.of(name, attribution, torch.zeros(1, 1, *attribution.size))
         for name, (_, attribution) in maps.items()
     }
     # what is constant has its marks without a run
-    varying = {name: pair for name, pair in maps.items() if not values[name].constant[0]}
+    varying = {name: pair for name, pair in maps.items() if not own_maps[name].constant[0]}
     with muted():  # the texts contain it
         results = _evaluated(run, varying, covering)
         # a target that is no class has no probability: all metrics of it have failed
@@ -221,19 +221,19 @@ def check_maps(
             results = _evaluated(run, varying, of_score)
         repeated = {}
         for name, (method, attribution) in varying.items():
-            place: Any = {
+            laid_out: Any = {
                 "layer": attribution.layer,
                 "fuse": attribution.fuse,
                 "placement": attribution.placed,
             }
-            cost = partial(_cost, model, x, {**place, "target": target})
+            cost = partial(_cost, model, x, {**laid_out, "target": target})
             fewer = next((few for few in _reduced(method) if cost(few) <= MOST_PASSES), None)
             if fewer is None:
                 why = MetricError(f"a map takes {cost(method):,.0f} passes")
                 results |= {(name, metric.name): why for metric in again}
                 continue
             if fewer is not method:
-                attribution = attribute(model, x, fewer, target=target, **place, **options)
+                attribution = attribute(model, x, fewer, target=target, **laid_out, **options)
                 counts = {key: value for key, value in options_of(fewer).items() if key in COUNTS}
                 words = ", ".join(f"{key}={value}" for key, value in counts.items())
                 notes[name] = f"run again with {words}, for a map takes {cost(method):,.0f} passes"
@@ -241,7 +241,7 @@ def check_maps(
         results |= _evaluated(run, repeated, again)
     checks = {}
     for name in maps:
-        in_words = _InWords(values[name], results, label, is_probability)
+        in_words = _InWords(own_maps[name], results, label, is_probability)
         checks[name] = MapCheck(
             name,
             model=in_words.similarity("model", "mprt-upper"),

@@ -678,7 +678,9 @@ def _begun(
             f"shape {tuple(inputs.x.shape)}; explain another of the inputs"
         )
     named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
-    return _Evaluation(model, inputs, named, _named(methods), target, options)
+    return _Evaluation(
+        model, inputs, metrics=named, sources=_named(methods), target=target, options=options
+    )
 
 
 def _named(methods: Any) -> dict[str, _Source]:

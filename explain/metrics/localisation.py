@@ -100,6 +100,7 @@ class MaxBoxAccV2(LocalisationMetric):
                 "use iou"
             )
         maps = data.maps.per_pixel(self.sign).double()
+        # a constant map is one part at every threshold: the whole photo
         varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
         unit_maps = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
         best = [

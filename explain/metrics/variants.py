@@ -86,7 +86,13 @@ class ModelContext:
         maps = Maps.of(name, source, self.images)
         score = score.to(self.images.device)
         return MetricInput(
-            maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth
+            maps,
+            self.images,
+            target_score=score,
+            probability=probability,
+            classes=self.classes,
+            outputs=self.outputs,
+            **truth,
         )
 
     def changed(self, change: Perturbation | None) -> torch.Tensor:
@@ -301,17 +307,25 @@ def _run(
         layers = (layer,) if isinstance(layer, str) else layer
         groups.setdefault((layers, attribution.fuse, attribution.placed), []).append(name)
     for (layers, fuse, placed), names in groups.items():
-        objects = [methods[name].method for name in names]
+        to_run = [methods[name].method for name in names]
         if first.wrap is not None:
-            objects = [replace(first.wrap, method=method) for method in objects]
+            to_run = [replace(first.wrap, method=method) for method in to_run]
         layer_names = None if layers is None else [prefix + layer for layer in layers]
         settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
         settings["placement"] = placed
         with muted(), intervene(model, interventions):
-            request = requested(model, inputs, objects, None, classes or [target], None, **settings)
+            request = requested(
+                model,
+                inputs,
+                to_run,
+                target=None,
+                targets=classes or [target],
+                top_k=None,
+                **settings,
+            )
             # rounding errors are as unlike the map as zeros are
             attributions = replace(request, finds_rounding=False).attributions()
-        for name, wrapped in zip(names, objects, strict=True):
+        for name, wrapped in zip(names, to_run, strict=True):
             for number, result in enumerate(results):
                 # each class has a result for all images; changed images stand in a single one
                 samples = slice(None) if classes else slice(number * count, (number + 1) * count)
