@@ -284,6 +284,7 @@ class _ScoreWeightedMasks(Estimator):
         n = len(scores)
         mean_score = float(scores.mean())
         centre = mean_score if self._method.centred else 0.0
+        # the means of s m, m, s² m², s m² and m² over masks m with scores s
         weighted, seen, squares, products, seen_squares = self._sums / n
         mean = weighted - centre * seen
         error = None

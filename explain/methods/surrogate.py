@@ -143,6 +143,7 @@ class LIME(CoveredRegions):
         runs, regions = seen.shape
         samples = torch.cat([torch.ones_like(seen[:1]), seen])
         targets = torch.cat([scores.new_tensor([whole]), scores])
+        # the cosine distance of what is seen to the whole photo
         distance = 1 - samples.mean(1).sqrt()
         weights = torch.exp(-((distance / self.width) ** 2))
         total = weights.sum()
@@ -358,6 +359,7 @@ class Sobol(GridSensitivity):
         """The total Sobol index of each cell ``(M,)`` by Jansen's estimator, from the scores in the
         order of `SobolPoints.rows`; its error from leaving out one sequence in turn, from three
         sequences on."""
+        # the scores of each design are those at A, at B, and with one cell after the other from B
         designs = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
         at_a = designs[:, :, :1]
         halves = (at_a - designs[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)

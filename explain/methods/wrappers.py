@@ -352,7 +352,7 @@ class MappedBack(Reducer):
         """The sums ``(N, 2, ...)`` over the views of each image: of the maps moved back to the
         image's place, and of how much each view covers there.
         """
-        ndim = evidence.inputs.ndim
+        image_dims = evidence.inputs.ndim
 
         def mapped_back(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
@@ -365,7 +365,7 @@ class MappedBack(Reducer):
             view at each place: ``(2, ...)``.
             """
             scale, flip = self.views.kinds[number]
-            has_channels = value.ndim == ndim - 1
+            has_channels = value.ndim == image_dims - 1
             as_image = value[None] if has_channels else value[None, None]
             # both are zero where the view does not show the image
             moved = _shown(as_image, 1 / scale, flip, padding="zeros")
