@@ -62,14 +62,16 @@ class WordEvidence:
     def text(self) -> str:
         """What was found in a sentence, with the budget."""
         within = f"{self.passes} of {self.budget} altered photos"
-        if self.proof == "none":
+        if self.smallest is None:
             return f"no part of the photo is {self.kind} for the word ({within})"
-        is_enough = self.kind == "sufficient"
-        left = 100 * ((self.alone if is_enough else self.without) or 0)
-        how = "alone keeps" if is_enough else "covered leaves"
+        how = "covered leaves"
+        left = self.smallest.without
+        if self.kind == "sufficient":
+            how = "alone keeps"
+            left = self.smallest.alone
         return (
             f"{100 * self.size:.0f} % of the photo {how} "
-            f"a probability of {left:.0f} % (with all of it {100 * self.probability:.0f} %; "
+            f"a probability of {100 * left:.0f} % (with all of it {100 * self.probability:.0f} %; "
             f"{self.proof}, {within})"
         )
 
@@ -93,7 +95,7 @@ def evidence_of(
     check_choice("kind", kind, tuple(KINDS), error=MethodError)
     check_whole_number("budget", budget, 1, error=MethodError)
     check_whole_number("squares", squares, 1, error=MethodError)
-    method = KINDS[kind](Squares(squares), baseline, KEPT, samples=budget)
+    method = KINDS[kind](Squares(squares), baseline, keep=KEPT, samples=budget)
 
     def probability(output: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The word's probability in each altered photo."""
@@ -110,6 +112,11 @@ def evidence_of(
             progress=progress,
         )
     sets = attribution.sets[0] if attribution.sets else ()
-    smallest = sets[0] if sets else None
-    score = float(attribution.score)
-    return WordEvidence(kind, attribution, smallest, score, budget, attribution.samples or 0)
+    return WordEvidence(
+        kind,
+        attribution,
+        smallest=sets[0] if sets else None,
+        probability=float(attribution.score),
+        budget=budget,
+        passes=attribution.samples or 0,
+    )

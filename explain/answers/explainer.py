@@ -101,8 +101,8 @@ class AnswerExplainer:
         check_whole_number("squares", squares, 1)
         check_whole_number("batch_size", batch_size, 1)
         if isinstance(model, str):
-            model, processor_of_name = load_image_text(model)
-            processor = processor or processor_of_name
+            model, processor_beside_it = load_image_text(model)
+            processor = processor or processor_beside_it
         self.reader = Reader.of(model, processor)
         self.squares = squares
         self.baseline: Baseline = get_baseline(baseline)
@@ -164,6 +164,7 @@ class AnswerExplainer:
             "method": method,
             "progress": progress,
         }
+        # an open file is an iterator of lines, and one photo
         if not isinstance(image, list | tuple | Iterator) or isinstance(image, io.IOBase):
             return self._each_answered(ask, [image], other=other, **options)[0]
         photos = list(image)
@@ -174,6 +175,7 @@ class AnswerExplainer:
         for number, (photo, another) in enumerate(zip(photos, other_photos, strict=True)):
             work = partial(self._each_answered, ask, other=another, **options)
             [outcome] = each_tried([photo], work)
+            # a batch of one photo, as each has another one beside it
             outcomes.append([(number, outcome)])
         return collected(reported(outcomes))
 
@@ -246,18 +248,18 @@ class AnswerExplainer:
 
 
 def _maps(
-    scorer: Scorer, runs: Altered, numbers: Sequence[int], method: MethodLike | None
+    scorer: Scorer, altered_scores: Altered, numbers: Sequence[int], method: MethodLike | None
 ) -> tuple[list[WordMap], str]:
     """The maps of words, and the name of the method; where the default's relevance cannot follow a
     network, occlusion alone, with a warning."""
     if method is not None:
         name = method if isinstance(method, str) else get_method(method).name
-        return maps_of(scorer, runs, numbers, method), name
+        return maps_of(scorer, altered_scores, numbers, method), name
     try:
-        return maps_of(scorer, runs, numbers, DEFAULT), DEFAULT
+        return maps_of(scorer, altered_scores, numbers, DEFAULT), DEFAULT
     except ExplainError as error:
         warn(f"words are explained by occlusion alone, since attnlrp does not go here: {error}")
-    return maps_of(scorer, runs, numbers, maps.OCCLUSION), maps.OCCLUSION
+    return maps_of(scorer, altered_scores, numbers, maps.OCCLUSION), maps.OCCLUSION
 
 
 def _explained(
@@ -270,6 +272,7 @@ def _explained(
         greyed = "punctuation"
     elif word.text.casefold() in ARTICLES:
         greyed = "article"
+    # a method that sees the photo alone has no values of words: then there are no pairs
     prompt = zip(scorer.prompt_words, word_map.prompt or (), strict=False)
     earlier = zip(scorer.words[:number], word_map.earlier or (), strict=False)
     return ExplainedWord(

@@ -50,39 +50,40 @@ class WordMap:
             "prompt": sum(map(abs, self.prompt)),
             "before": sum(map(abs, self.earlier)),
         }
-        total = sum(sizes.values()) or 1.0
+        total = sum(sizes.values()) or 1.0  # all zero: shares of 0
         return {name: size / total for name, size in sizes.items()}
 
 
 def maps_of(
-    scorer: Scorer, runs: Altered, numbers: Sequence[int], method: MethodLike
+    scorer: Scorer, altered: Altered, numbers: Sequence[int], method: MethodLike
 ) -> list[WordMap]:
     """Return the maps of the words with these numbers: "occlusion" from the altered inputs,
     "agreement" where relevance (AttnLRP) agrees with it, or a method of `explain.attribute`."""
     if method == OCCLUSION:
-        return [_dropped(scorer, runs, word) for word in numbers]
+        return [_dropped(scorer, altered, word) for word in numbers]
     if method == AGREEMENT:
         relevance = _attributed(scorer, numbers, RELEVANCE)
         return [
-            _agreed(_dropped(scorer, runs, word), word_map.attribution)
+            _agreed(_dropped(scorer, altered, word), word_map.attribution)
             for word, word_map in zip(numbers, relevance, strict=True)
         ]
     return _attributed(scorer, numbers, method)
 
 
-def _dropped(scorer: Scorer, runs: Altered, word: int) -> WordMap:
+def _dropped(scorer: Scorer, altered: Altered, word: int) -> WordMap:
     """The map of a word from what its log-probability loses."""
     attribution = Attribution(
         method=OCCLUSION,
-        values=runs.squares[word][None],
+        values=altered.squares[word][None],
         target=scorer.words[word].text,
-        score=runs.whole[word][None],
+        score=altered.whole[word][None],
         layer=None,
         size=scorer.reading.sampling.size,
         style=STYLES[OCCLUSION],
     )
-    prompt = runs.lost_without(runs.prompt, word)
-    return WordMap(attribution, prompt, runs.lost_without(runs.words[:word], word))
+    prompt = altered.lost_without(altered.prompt, word)
+    earlier = altered.lost_without(altered.words[:word], word)
+    return WordMap(attribution, prompt, earlier)
 
 
 def _agreed(dropped: WordMap, relevance: Attribution) -> WordMap:
@@ -90,9 +91,10 @@ def _agreed(dropped: WordMap, relevance: Attribution) -> WordMap:
     their sum stays. `FLOOR` lets relevance decide alone where covering changes nothing."""
     drops = dropped.attribution.values.clamp(min=0)
     rows, columns = drops.shape[1:]
-    sums = F.adaptive_avg_pool2d(relevance.values, (rows, columns)).clamp(min=0)
-    weighed = (drops + FLOOR) * sums
+    supporting = F.adaptive_avg_pool2d(relevance.values, (rows, columns)).clamp(min=0)
+    weighed = (drops + FLOOR) * supporting
     total = weighed.sum()
+    # where no square has relevance for the word, the drops stand alone
     values = weighed * (drops.sum() / total) if float(total) > 0 else drops
     attribution = replace(
         dropped.attribution, method=AGREEMENT, values=values, style=STYLES[AGREEMENT]
@@ -104,19 +106,19 @@ def _attributed(scorer: Scorer, numbers: Sequence[int], method: MethodLike) -> l
     """The maps of words by a method of `explain.attribute`, on the model's own pixels."""
     chosen: Method = get_method(method)
     model, inputs = scorer.reading.of_pixels()
-    said: list[str] = []
+    messages: list[str] = []
 
     def attributions(words: bool) -> list[Attribution]:
         targets = [Answer(scorer.ids, word=number, words=words) for number in numbers]
         return attribute(model, inputs, chosen, targets=targets)
 
-    with collect_warnings(said):
+    with collect_warnings(messages):
         try:
             results = attributions(words=True)
         except MethodError:  # of methods that explain one input
-            said.clear()
+            messages.clear()
             results = attributions(words=False)
-    for message in dict.fromkeys(said):
+    for message in dict.fromkeys(messages):
         if IN_LOGARITHM not in message:
             warn(message)
     return [_laid(scorer, number, result) for number, result in zip(numbers, results, strict=True)]
@@ -128,7 +130,8 @@ def _laid(scorer: Scorer, word: int, result: Attribution) -> WordMap:
     is_of_pixels = result.values.ndim == 4
     values = result.values
     if not is_of_pixels:  # of tokens or cells: a value for each pixel that they stand for
-        values = result.heatmap[:, None].expand(-1, sampling.pixels.shape[1], -1, -1)
+        channels = sampling.pixels.shape[1]
+        values = result.heatmap[:, None].expand(-1, channels, -1, -1)
     if values[0].numel() != sampling.pixels.numel():
         raise MethodError(
             f"method must lay its map on the photo's pixels, {result.method} gives "
@@ -147,7 +150,7 @@ def _laid(scorer: Scorer, word: int, result: Attribution) -> WordMap:
         options=result.options,
     )
     if not result.parts:
-        return WordMap(attribution, None, None)
+        return WordMap(attribution, prompt=None, earlier=None)
     tokens = result.parts[EMBEDDED[0]].values[0].flatten(1).sum(1)
     return WordMap(
         attribution,

@@ -62,10 +62,12 @@ def altered(scorer: Scorer, across: int, baseline: Baseline, other: torch.Tensor
     device = photo.device
     squares = Squares(across)
     covered = _windows(*squares.cells(scorer.reading.sampling.size)).to(device)
+    # of each window a mask (1, h, w): each pixel is covered as its square is
     keep = ~covered.flatten(1)[:, squares(photo)[0]][:, None]
     owners = torch.zeros(len(keep), dtype=torch.long, device=device)
     photos = [photo, blank_of(photo), *([] if other is None else [other])]
     photos.append(baseline.covering(photo)(owners, keep.to(photo)))
+    # the last word of the answer has none behind it that would depend on it
     later = range(1, len(scorer.words))
     left_out: list[list[Word]] = [[word] for word in scorer.prompt_words]
     left_out += [[word] for word in scorer.words[:-1]]

@@ -45,6 +45,7 @@ def _scene(answered: Any) -> Any:
 
 def _values(answered: Any) -> dict[str, Any]:
     """The sentence and its maps as the template takes them."""
+    # an answer of greyed words alone shows these like others
     has_others = not all(word.is_greyed for word in answered.words)
     words = {}
     for number, word in zip(answered.numbers, answered.words, strict=True):
@@ -70,6 +71,7 @@ def _values(answered: Any) -> dict[str, Any]:
 
 def _described(word: Any) -> dict[str, Any]:
     """An `ExplainedWord` as the template takes it."""
+    # the parts of a bar, in per cent of its width
     start = 0.0
     parts = []
     for name, share in word.shares.items():
@@ -91,10 +93,11 @@ def _described(word: Any) -> dict[str, Any]:
 
 def _weighed(words: Sequence[tuple[str, float]], share: float) -> list[dict[str, str]]:
     """Words with the part that each has of the ``share`` of all of them, by its magnitude."""
-    total = sum(abs(value) for _, value in words) or 1.0
+    total = sum(abs(value) for _, value in words) or 1.0  # all zero: shares of 0
     weighed = []
     for text, value in words:
         part = share * abs(value) / total
+        # how the word is marked: not at all where it has hardly a part
         level = ""
         if part >= LITTLE:
             level = "much" if part >= MUCH else "little"

@@ -46,7 +46,7 @@ class Reader:
         chosen = processor or getattr(model, "processor", None)
         config = getattr(model, "config", None)
         chosen = chosen or processor_of(partial(beside_weights, config))
-        if isinstance(chosen, tuple) and len(chosen) == 2:
+        if isinstance(chosen, tuple) and len(chosen) == 2:  # image processor and tokenizer
             chosen = PairedProcessor(*chosen)
         if not callable(chosen):
             raise ModelError(
@@ -82,6 +82,7 @@ class Reader:
             chat = [{"role": "user", "content": content}]
             text: str = self.processor.apply_chat_template(chat, add_generation_prompt=True)
             return text
+        # nothing is asked, but a prompt has to hold the photo's token, which `read` writes
         return "" if ask is None and self._image_token is not None else ask
 
     @property
@@ -91,7 +92,7 @@ class Reader:
             return None
         for holder in (self.processor, self.tokenizer):
             token = getattr(holder, "image_token", None)
-            if token is not None:
+            if token is not None:  # a text, or an object of tokenizers with the text in it
                 return str(getattr(token, "content", token))
         if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
             return None
@@ -104,7 +105,7 @@ class Reader:
         token = self._image_token
         lacks_image = token is not None and token not in (prompt or "")
         has_template = bool(getattr(self.processor, "chat_template", None))
-        missing = TargetError(
+        missing_token = TargetError(
             f"ask must hold the token that stands for the photo, {token!r}, got {shown(prompt)}; "
             "leave the template to the processor"
         )
@@ -114,16 +115,18 @@ class Reader:
             if not lacks_image:
                 raise
             if has_template:
-                raise missing from error
+                raise missing_token from error
             inputs = {}  # of processors that count these tokens
         if lacks_image and not has_template:
             with_token = self._processed(photo, f"{token}{prompt}")
             count = self._image_tokens(inputs)
-            if count in (0, self._image_tokens(with_token)):  # it may add them by itself (BLIP-2)
+            # one that adds them by itself (BLIP-2) would have one more with the token
+            if count in (0, self._image_tokens(with_token)):
                 prompt = f"{token}{prompt}"
                 inputs = with_token
         if token is not None and not self._image_tokens(inputs):
-            raise missing
+            raise missing_token
+        # instead of packed patches, photos; and one name for the prompt's tokens, of decoders too
         model, with_photo = packed.with_photos(self.model, inputs)
         model, inputs = answer.with_prompt(model, dict(with_photo), inputs[PIXELS])  # type: ignore[arg-type]
 
@@ -137,7 +140,8 @@ class Reader:
         tokens = self._tokens(inputs)
         names = inputs.keys() - tokens.keys() - {PIXELS}
         fixed = {name: inputs[name] for name in sorted(names)}
-        return Reading(self, model, prompt, sampling_of(photo, pixels_of), tokens, fixed)
+        sampling = sampling_of(photo, pixels_of)
+        return Reading(self, model, prompt, sampling=sampling, tokens=tokens, fixed=fixed)
 
     def _image_tokens(self, inputs: Mapping[str, Any]) -> int:
         """How many tokens of the prompt stand for the photo."""
@@ -198,17 +202,19 @@ class Reader:
         """A prompt without the token that would end it, and with the model's own first token, where
         the tokenizer is that of another model (BLIP, GIT)."""
         ids = tokens["input_ids"]
+        first = int(ids[0, 0])
         last = int(ids[0, -1])
         ends = {getattr(self.tokenizer, name, None) for name in ("sep_token_id", "eos_token_id")}
         if ids.shape[1] > 1 and last in ends:
             tokens = {name: value[:, :-1] for name, value in tokens.items()}
-        text = getattr(getattr(self.model, "config", None), "text_config", None)
-        start = getattr(text, "bos_token_id", None)
-        is_other = isinstance(start, int) and start != int(ids[0, 0])
-        if is_other and int(ids[0, 0]) == getattr(self.tokenizer, "cls_token_id", None):
-            first = tokens["input_ids"].clone()
-            first[0, 0] = int(start or 0)
-            tokens["input_ids"] = first
+        text_config = getattr(getattr(self.model, "config", None), "text_config", None)
+        own_first = getattr(text_config, "bos_token_id", None)
+        # a tokenizer that begins with a class token is a BERT's, whatever model it is beside
+        begins_with_class = first == getattr(self.tokenizer, "cls_token_id", None)
+        if begins_with_class and isinstance(own_first, int):
+            with_own_first = tokens["input_ids"].clone()
+            with_own_first[0, 0] = own_first
+            tokens["input_ids"] = with_own_first
         return tokens
 
 
@@ -234,6 +240,7 @@ class Reading:
         """The model as one of its own pixels, laid out as images ``(N, C, H, W)``, with inputs."""
         pixels = self.sampling.pixels
         x = pixels
+        # tiles or packed patches of one photo: together an image of one channel
         if pixels.ndim != 4 or len(pixels) > 1:
             x = pixels.reshape(1, 1, -1, pixels.shape[-1])
 

@@ -201,7 +201,7 @@ class Answered:
         photo = self.scene.fitted(LARGEST_SIDE).photo
         tiles = [Tile(photo, "the photo", self.ask or "")]
         for number, word in enumerate(self.words):
-            if word.is_greyed and len(self.words) > 1:
+            if word.is_greyed and len(self.words) > 1:  # a single word has its map all the same
                 continue
             picture = self.overlay(number, style=style)
             mark = word.grounding.mark
@@ -235,21 +235,23 @@ class Answered:
         photo, the prompt and the words before; greyed words are pale."""
         lines: list[Image.Image] = []
         line: list[Image.Image] = []
+        gap = size // 2
         by_number = dict(zip(self.numbers, self.words, strict=True))
         for number, text in enumerate(self.texts):
             picture = _worded(text, by_number.get(number), size)
-            used = sum(word.width for word in line) + (size // 2) * len(line)
+            used = sum(word.width for word in line) + gap * len(line)
             if line and used + picture.width > width:
-                lines.append(captions.beside(line, size // 2))
+                lines.append(captions.beside(line, gap))
                 line = []
             line.append(picture)
-        lines.append(captions.beside(line, size // 2))
-        key = []
+        lines.append(captions.beside(line, gap))
+        # what the colours mean
+        legend = []
         for part in PARTS:
-            swatch = Image.new("RGB", (size // 2, size // 2), COLORS[part])
+            swatch = Image.new("RGB", (gap, gap), COLORS[part])
             label = captions.text_picture(MEANINGS[part], max(8, size * 2 // 3))
-            key.append(captions.beside([swatch, label], size // 4))
-        lines.append(captions.beside(key, size))
+            legend.append(captions.beside([swatch, label], size // 4))
+        lines.append(captions.beside(legend, size))
         return captions.stacked(lines, max(width, *(row.width for row in lines)))
 
     @property

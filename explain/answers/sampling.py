@@ -55,9 +55,11 @@ class Sampling:
         pixels; each value is shared out to where it was read, so that sums stay.
         """
         values = values.to(self.grid)
+        # reading is linear, and its gradient in the photo is its transpose: what it read goes back
         blank = values.new_zeros(len(values), 1, *self.size, requires_grad=True)
         with torch.enable_grad():
             read = self._read(blank)[:, 0]
+        # values that show no photo, such as padding, have no place
         spread = values.reshape(len(values), -1) * self.weights.any(0)
         return torch.autograd.grad(read, blank, spread)[0][:, 0]
 
@@ -87,33 +89,39 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
             )
         return values.double().flatten()
 
+    # of a black and of a white picture: what does not change shows no photo
     black = seen(np.zeros((1, 1)))
     contrast = seen(np.full((1, 1), 255)) - black
     is_shown = contrast.abs() > SHOWN * contrast.abs().max()
     divisor = torch.where(is_shown, contrast, 1.0)
 
-    def positions(side: int, along: int) -> torch.Tensor:
-        """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1."""
-        level = torch.zeros_like(contrast)
+    def positions(side: int, *, across: bool) -> torch.Tensor:
+        """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1: by its level in
+        pictures that become brighter from left to right (``across``), or downwards."""
+        level = torch.zeros_like(contrast)  # from 0 to 255, the mean over shifted pictures
         for number in range(SHIFTS):
             shift = (number + 0.5) / SHIFTS - 0.5
             rising = np.round(rising_levels(side) + shift)
-            picture = rising[None] if along else rising[:, None]
+            picture = rising[None] if across else rising[:, None]
             level += (seen(picture) - black) / divisor * 255 / SHIFTS
         position = (along_ramp(level, side) / side * 2 - 1).clamp(-1, 1)
         return torch.where(is_shown, position, 0.0)
 
-    grid = torch.stack([positions(width, 1), positions(height, 0)], 1)
+    grid = torch.stack([positions(width, across=True), positions(height, across=False)], 1)
+    # pictures of one colour each; blue is what these leave of white
     red, green = (seen(np.eye(3)[None, None, channel] * 255) - black for channel in (0, 1))
     weights = torch.stack([red, green, contrast - red - green])
+    # what is as small as this is no share of a colour
     weights = torch.where(weights.abs() > SHOWN * contrast.abs(), weights, 0.0) * is_shown
     if not bool(is_shown.any()):
         raise _does_more()
+    # the shares of both sides that a crop leaves
     extent = (grid[is_shown].amax(0) - grid[is_shown].amin(0)) / 2
     size = _seen_size(photo.size, int(is_shown.sum()) / max(float(extent.prod()), LEAST))
     canvas = _canvas(photo, size).to(pixels)
     wide = torch.promote_types(pixels.dtype, torch.float32)  # places need more than half precision
     sampling = Sampling(pixels, canvas, grid.to(wide), weights.to(wide))
+    # tried on the change from one picture to another
     pictures = [_coarse(seed, photo.size) for seed in (0, 1)]
     change = seen(np.asarray(pictures[0])) - seen(np.asarray(pictures[1]))
     predicted = [sampling.of(sampling.like(picture)).double().flatten() for picture in pictures]

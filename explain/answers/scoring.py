@@ -52,7 +52,7 @@ class Scorer:
         self.token_names = names[EMBEDDED[0]]
         self.passes = 0
         self.planned = 0
-        self.progress = progress or None
+        self.progress = progress or None  # False is none, too
 
     @property
     def photo(self) -> torch.Tensor:
@@ -119,11 +119,12 @@ class Scorer:
                 altered = {self.inputs.path: photos[part]}
                 if left_out is not None:
                     altered[EMBEDDED] = self._without(left_out[part])
+                # all else is that of the one photo
                 owners = torch.zeros(len(photos[part]), dtype=torch.long)
                 output = self.inputs.rows(owners, altered).call(self.model)
                 scores.append(output["answer"])
                 self.passes += len(owners)
-                if self.progress is not None:
+                if self.progress is not None:  # more than planned may be run
                     self.progress(self.passes, max(self.passes, self.planned))
         return torch.cat(scores)
 
@@ -142,8 +143,8 @@ def numbers_of_word(word: str | int, texts: Sequence[str]) -> list[int]:
         numbers = [
             number for number, text in enumerate(texts) if text.casefold() == word.casefold()
         ]
-    elif type(word) is int and -len(texts) <= word < len(texts):
-        numbers = [word % len(texts)]
+    elif type(word) is int and -len(texts) <= word < len(texts):  # and no bool
+        numbers = [word % len(texts)]  # negative ones count from the end
     if not numbers:
         raise TargetError(
             f"word must be one of {', '.join(texts)}, got {shown(word)}; or its number from 0"
@@ -157,6 +158,7 @@ def text_of(tokenizer: object, ids: Sequence[int]) -> str:
     if callable(decode):
         return str(decode(list(ids))).strip()
     names = token_names(tokenizer, ids)
+    # signs by which tokenizers mark the ends, insides and beginnings of words
     pieces = (name.removesuffix("</w>").removeprefix("##") for name in names)
     return "".join(pieces).replace("▁", " ").replace("Ġ", " ").strip()
 

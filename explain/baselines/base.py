@@ -133,8 +133,10 @@ def scale_of(preprocess: Preprocess) -> tuple[torch.Tensor, torch.Tensor]:
                 f"preprocess must return a tensor (C, H, W), got {shown(x)}; drop the batch "
                 "dimension"
             )
+        # in the middle, where no crop or padding changes it
         colors.append(x[:, x.shape[1] // 2, x.shape[2] // 2].float())
     black, grey, white = colors
+    # a straight line through black and white meets grey too
     if not torch.allclose(
         grey, torch.lerp(black, white, 0.2), atol=1e-3 * float((white - black).abs().max())
     ):

@@ -23,15 +23,14 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
         parts = zip(torch.split(images, batch_size), torch.split(covered, batch_size), strict=True)
         return torch.cat([interpolated(batch, batch_covered) for batch, batch_covered in parts])
     kept = (~covered).to(images)
+    unknown = 1 - kept
     count = kept.sum((2, 3), keepdim=True)
     known_mean = (images * kept).sum((2, 3), keepdim=True) / count.clamp(min=1)
     mean = torch.where(count > 0, known_mean, images.mean((2, 3), keepdim=True))
-    unknown = 1 - kept
-    # a solution about 0, which is right where nothing is known
+    # the system is for differences from the mean: a solution of 0 is right where nothing is known
     right = unknown * _around((images - mean) * kept)
-    return torch.where(
-        covered, mean + _solved(right, _levels(unknown, unknown * _around(kept))), images
-    )
+    held = unknown * _around(kept)
+    return torch.where(covered, mean + _solved(right, _levels(unknown, held)), images)
 
 
 class _Level:
@@ -72,20 +71,22 @@ def _levels(unknown: torch.Tensor, held: torch.Tensor) -> list[_Level]:
 
 
 def _solved(right: torch.Tensor, levels: list[_Level]) -> torch.Tensor:
-    """Solve for covered pixels ``(b, C, h, w)`` by conjugate gradients with multigrid; images and
-    channels stop each for themselves, so that results do not depend on the batch.
-    """
+    """Solve for covered pixels ``(b, C, h, w)``, with ``right`` on the system's right side, by
+    conjugate gradients with multigrid; images and channels stop each for themselves, so that
+    results do not depend on the batch."""
     finest = levels[0]
     solution = torch.zeros_like(right)
     residue = right
     direction = preconditioned = _cycle(residue, levels)
     residue_norm = _dot(residue, preconditioned)
+    # the largest error that rounding leaves
     enough = 16 * torch.finfo(right.dtype).eps * preconditioned.abs().amax((2, 3), keepdim=True)
     for _ in range(ROUNDS):
         # the preconditioned residue is about as large as the error of the solution
         unsolved = (preconditioned.abs().amax((2, 3), keepdim=True) > enough) & (residue_norm > 0)
         if not bool(unsolved.any()):
             break
+        # steps of 0 keep those that are solved as they are
         times_direction = finest.times(direction)
         step = torch.where(unsolved, residue_norm / _dot(direction, times_direction), 0)
         solution = torch.addcmul(solution, step, direction)
@@ -115,16 +116,19 @@ def _coarser(maps: torch.Tensor) -> torch.Tensor:
     """The sums ``(b, C, h / 2, w / 2)`` of what falls to each coarser cell, linearly: the transpose
     of the interpolation in `_cycle`, which keeps it symmetric.
     """
-    even = _even(maps)
+    summed = _even(maps)
     for dim in (2, 3):
-        first, second = (even.movedim(dim, 0)[start::2] for start in (0, 1))
+        # each coarser cell has a first and a second pixel along this side
+        first, second = (summed.movedim(dim, 0)[start::2] for start in (0, 1))
+        # an interpolated pixel is 3/4 its own cell and 1/4 the nearer neighbour
         cells = (first + second).mul_(0.75)
         cells[1:].add_(second[:-1], alpha=0.25)
         cells[:-1].add_(first[1:], alpha=0.25)
+        # the outermost pixels have no neighbour there: they are their own cell alone
         cells[0].add_(first[0], alpha=0.25)
         cells[-1].add_(second[-1], alpha=0.25)
-        even = cells.movedim(0, dim)
-    return even
+        summed = cells.movedim(0, dim)
+    return summed
 
 
 def _even(maps: torch.Tensor) -> torch.Tensor:
@@ -139,12 +143,15 @@ def _around(maps: torch.Tensor) -> torch.Tensor:
     """The weighted sum over each pixel's eight neighbours in maps ``(b, C, h, w)``, nothing
     outside: by 1, 2, 1 down and across without the middle, direct 2 and diagonal 1 of 12.
     """
+    # 1, 2, 1 down, in twelfths
     down = maps / 6
     down[:, :, 1:].add_(maps[:, :, :-1], alpha=1 / 12)
     down[:, :, :-1].add_(maps[:, :, 1:], alpha=1 / 12)
+    # 1, 2, 1 of these across
     summed = 2 * down
     summed[..., 1:].add_(down[..., :-1])  # and not +=, which would copy the result onto itself
     summed[..., :-1].add_(down[..., 1:])
+    # without the middle, which has 4 of 12
     return summed.sub_(maps, alpha=1 / 3)
 
 

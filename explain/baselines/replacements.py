@@ -264,9 +264,8 @@ class OtherPhoto(Baseline):
 
     def replacement(self, images: torch.Tensor) -> torch.Tensor:
         """The other photo for each photo ``(N, C, H, W)``; refused if it has another shape."""
-        other = (
-            self.other[0] if self.other.ndim == images.ndim and len(self.other) == 1 else self.other
-        )
+        is_batch_of_one = self.other.ndim == images.ndim and len(self.other) == 1
+        other = self.other[0] if is_batch_of_one else self.other
         if other.shape != images.shape[1:]:
             size = tuple(images.shape[1:])
             got = tuple(self.other.shape)
@@ -325,6 +324,7 @@ class Defocus(Baseline):
             which choose between two neighbouring blurs at each pixel.
             """
             level = keep.to(images).flatten(2) * (self.levels - 1)
+            # where all is kept, the photo itself, the last level, is the one above
             level_below = level.detach().floor().clamp(max=self.levels - 2).long()
             more_blurred, less_blurred = (
                 blurs[level_number, owners[:, None, None], channels, places]
@@ -387,6 +387,7 @@ def get_baseline(baseline: BaselineLike, preprocess: Preprocess | None = None) -
         raise BaselineError(
             f"baseline must be a name or a baseline, got {shown(baseline)}; use {remedy}"
         )
+    # black without a mean and deviation reads them off the preprocessing
     return Black.of(preprocess) if preprocess is not None and baseline == Black() else baseline
 
 

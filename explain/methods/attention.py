@@ -34,24 +34,25 @@ def image_tokens(
     """The positions of the image's tokens in the attention ``maps`` ``(N, heads, queries, keys)``,
     and their grid ``(h, w)``. Refused without attention among all tokens, as within windows.
     """
+    batch = len(evidence.inputs)
+    # attention within windows has a row for each window
+    is_by_image = all(len(weights) == batch for weights in maps)
     joint = evidence.grids.joint
-    if joint is not None and maps and all(len(m) == len(evidence.inputs) for m in maps):
+    if joint is not None and maps and is_by_image:
         if not joint.size:
             raise MethodError(
                 f"{method} must have tokens that lie on the image, got {len(joint.photo)} queries, "
                 "which lie nowhere; take gradcam"
             )
         return list(joint.photo), joint.size
-    maps_of_all = maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps
-    shapes = {tuple(weights.shape[-2:]) for weights in maps_of_all}
-    tokens = next(iter(shapes), (0, 0))
-    grid = evidence.grids.grid((len(evidence.inputs), tokens[1], 1)) if tokens[1] else None
-    if (
-        len(shapes) != 1
-        or tokens[0] != tokens[1]
-        or grid is None
-        or any(len(m) != len(evidence.inputs) or m.shape[-1] != tokens[1] for m in maps)
-    ):
+    # a last attention with a single query pools the tokens: all see all in those before it
+    maps_among_tokens = maps[:-1] if maps and maps[-1].shape[-2] == 1 else maps
+    shapes = {tuple(weights.shape[-2:]) for weights in maps_among_tokens}
+    queries, keys = next(iter(shapes), (0, 0))
+    # only how many tokens a sequence has counts here, not how many channels: 1
+    grid = evidence.grids.grid((batch, keys, 1)) if keys else None
+    has_same_keys = all(weights.shape[-1] == keys for weights in maps)
+    if len(shapes) != 1 or queries != keys or grid is None or not is_by_image or not has_same_keys:
         got = sorted({tuple(weights.shape[-2:]) for weights in maps})
         raise MethodError(
             f"{method} must have attention among all tokens, got {got or 'none'}; use it for "
@@ -96,10 +97,10 @@ class RolloutMethod(AttentionMethod):
         """
         maps = evidence[self.attention]
         tokens, size = image_tokens(self.name, [attention.weights for attention in maps], evidence)
-        joint = _identity(maps[0].weights.mean(1)).expand(len(evidence.inputs), -1, -1)
+        rollout = _identity(maps[0].weights).expand(len(evidence.inputs), -1, -1)
         for matrix in self.matrices(evidence):
-            joint = matrix @ joint
-        row = _row_of_score(joint, maps[-1], evidence, tokens)
+            rollout = matrix @ rollout
+        row = _row_of_score(rollout, maps[-1], evidence, tokens)
         return row[:, tokens].reshape((-1, *size))
 
 
@@ -110,21 +111,24 @@ def _row_of_score(
     token's if others come first, all rows without others, else by the ``last`` gradient or layout.
     """
     joint = evidence.grids.joint
-    extra_tokens = matrix.shape[1] - len(tokens)
-    if joint is None and (matrix.shape[1] == 1 or min(tokens) == extra_tokens):
+    rows = matrix.shape[1]
+    extra_tokens = rows - len(tokens)
+    # one row: the last attention pooled the tokens
+    if joint is None and (rows == 1 or min(tokens) == extra_tokens):
         return matrix.mean(1) if extra_tokens == 0 else matrix[:, 0]
     if joint is not None and last.gradient is None:
+        # attention without gradients: the layout of the sequence says where the answer is read
         places = torch.tensor([list(row) for row in joint.read], device=matrix.device)[..., None]
         return matrix.gather(1, places.expand(len(matrix), -1, matrix.shape[2])).mean(1)
     read = _rows_read(last)
     return (matrix * read).sum(1) / read.sum(1).clamp(min=1)
 
 
-def _identity(matrix: torch.Tensor) -> torch.Tensor:
-    """The identity ``(queries, keys)``, for the shortcut around an attention; zero for an attention
-    that pools the tokens, which has no shortcut."""
-    queries, keys = matrix.shape[-2:]
-    return (torch.eye(queries, keys) * (queries == keys)).to(matrix)
+def _identity(attention: torch.Tensor) -> torch.Tensor:
+    """The identity ``(queries, keys)``, for the shortcut around an ``attention`` ``(...)`` of this
+    size; zero for one that pools the tokens, which has no shortcut."""
+    queries, keys = attention.shape[-2:]
+    return (torch.eye(queries, keys) * (queries == keys)).to(attention)
 
 
 def mixed(attention: torch.Tensor) -> torch.Tensor:
@@ -267,16 +271,19 @@ class GradECLIP(AttentionMethod):
         compared_tokens = tokens if joint is None else all_tokens
         read = _rows_read(maps[-1])
         block_values = [
-            self._of(attention, read, compared_tokens) for attention in maps[-self.blocks :]
+            self._of_block(attention, read, compared_tokens) for attention in maps[-self.blocks :]
         ]
         values = torch.stack(block_values).sum(0)
         if joint is not None and is_text:
+            # the positions of the image among the words are no words
             values = values.index_fill(1, torch.tensor(joint.photo).to(values.device), 0)
-        elif joint is not None:
+        elif joint is not None:  # of all tokens, those of the image
             values = values[:, tokens]
         return values.clamp(min=0).reshape((len(values), *size))
 
-    def _of(self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    def _of_block(
+        self, attention: AttentionMap, read: torch.Tensor, tokens: list[int]
+    ) -> torch.Tensor:
         """What the score takes from ``tokens`` through one attention, ``(N, tokens)``; ``read``
         ``(N, queries, 1)`` marks the score's queries. Tokens that no query may see scale nothing.
         """
@@ -288,6 +295,7 @@ class GradECLIP(AttentionMethod):
                 f"{self.name} must see queries and keys multiplied as matrices, got others; take "
                 "legrad"
             )
+        # the vectors of all heads as one, of length 1: their products are cosines
         query, key = (
             nn.functional.normalize(vectors.transpose(1, 2).flatten(2), dim=-1)
             for vectors in (query, key)
@@ -296,8 +304,11 @@ class GradECLIP(AttentionMethod):
         cosine = (query @ key.transpose(1, 2))[..., tokens]
         low = cosine.masked_fill(~visible, torch.inf).amin(-1, keepdim=True)
         span = cosine.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True) - low
+        # where all tokens are equally similar, each counts in full
         loosened = torch.where(visible & (span > 0), (cosine - low) / span, visible.to(cosine))
+        # the gradient in an attention weight is that in the output times the value, over channels
         terms = loosened * gradient.sum(1)[..., tokens]
+        # the score's queries are those of the last attention; of one with others, all count
         return (terms * read if read.shape[1] == terms.shape[1] else terms).sum(1)
 
 
@@ -374,13 +385,14 @@ class CheferAttribution(RolloutMethod):
         """
         maps = evidence[_GRADIENTS]
         relevance = evidence[_RELEVANCE]
-        score = torch.where(evidence.score == 0, 1, evidence.score)
+        divisor = torch.where(evidence.score == 0, 1, evidence.score)
         for attention, relevance_map in zip(maps, relevance, strict=True):
             if relevance_map.gradient is not None:
+                # a weight's relevance is its value times the gradient that the rules bring to it
                 relevance_of_unit_score = (
                     relevance_map.weights
                     * relevance_map.gradient
-                    / over_all(score, relevance_map.weights)
+                    / over_all(divisor, relevance_map.weights)
                 )
                 matrix = weighted_attention(relevance_of_unit_score, attention.gradient)
                 yield matrix + _identity(matrix)
@@ -445,7 +457,7 @@ class CheferBimodal(AttentionMethod):
         """The relevance ``(N, h, w)`` of the photo's patches for the other tokens (words or
         queries) that the score is read from, or for the one that ``token`` names."""
         maps = evidence[_EVERYWHERE]
-        n_image, n_other = self._sizes(maps, evidence)
+        n_image, n_other = self._token_counts(maps, evidence)
         if self.token is not None and self.token >= n_other:
             raise MethodError(
                 f"token of {self.name} must be below the {n_other} other tokens, got {self.token}"
@@ -454,65 +466,67 @@ class CheferBimodal(AttentionMethod):
             attention for attention in maps if attention.weights.shape[-2] == n_other
         ]
         read = _rows_read(attention_of_other[-1])
-        if self.token is not None:
+        if self.token is not None:  # (n_other, 1), the same for all images
             read = torch.arange(n_other).to(read.device)[:, None] == self.token
+        # the rows are the other tokens, the columns the image's
         relevance = _followed(maps, n_image, n_other)[n_other, n_image]
         row = (relevance * read).sum(1) / read.sum(-2).clamp(min=1)
         grid = evidence.grids.grid((len(evidence.inputs), n_image, 1))
-        assert grid is not None
+        assert grid is not None  # n_image was chosen among the numbers that have one
         return row[:, list(grid.tokens)].reshape((-1, *grid.size))
 
-    def _sizes(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
+    def _token_counts(self, maps: Sequence[AttentionMap], evidence: Evidence) -> tuple[int, int]:
         """How many tokens the image has, and how many the other kind (words or queries), told apart
         by which number fills a grid; refused where there are not exactly two kinds.
         """
-        count = len(evidence.inputs)
+        batch = len(evidence.inputs)
         shapes = [tuple(attention.weights.shape[-2:]) for attention in maps]
-        between_kinds = [shape for shape in shapes if shape[0] != shape[1]]
-        sizes = {size for shape in shapes for size in shape}
-        image_size = max(
-            (size for size in sizes if evidence.grids.grid((count, size, 1)) is not None), default=0
+        between_kinds = [(queries, keys) for queries, keys in shapes if queries != keys]
+        counts = {count for shape in shapes for count in shape}
+        # the number of channels, 1 here, tells nothing; if both fill a grid, the larger one counts
+        image_count = max(
+            (count for count in counts if evidence.grids.grid((batch, count, 1)) is not None),
+            default=0,
         )
         if (
             not between_kinds
-            or len(sizes) != 2
-            or not image_size
-            or any(len(attention.weights) != count for attention in maps)
+            or len(counts) != 2
+            or not image_count
+            or any(len(attention.weights) != batch for attention in maps)
         ):
             got = sorted(set(shapes)) or "none"
             raise MethodError(
                 f"{self.name} must have attention of an image and one other, got {got}; take legrad"
             )
-        return image_size, next(size for size in sizes if size != image_size)
+        return image_count, next(count for count in counts if count != image_count)
 
 
-def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int], torch.Tensor]:
+def _followed(maps: Sequence[AttentionMap], *counts: int) -> dict[tuple[int, int], torch.Tensor]:
     """Chefer's bimodal rules over ``maps`` in the order of the network: relevance ``(N, a, b)`` for
-    each pair of the token counts ``sizes``. Attentions that look at each other change it at once.
-    """
+    each pair of the token ``counts``. Attentions that look at each other change it at once."""
     first = maps[0].weights
     relevance = {}
-    for a, b in itertools.product(sizes, repeat=2):
+    for a, b in itertools.product(counts, repeat=2):
+        # each token has all of its own at first, and nothing of the other kind's
         start = torch.eye(a, b) * (a == b)
         relevance[a, b] = start.to(first).expand(len(first), a, b)
     weighted_maps = [
         weighted_attention(attention.weights, attention.gradient) for attention in maps
     ]
     while weighted_maps:
-        size = weighted_maps[0].shape[1:]
+        queries, keys = weighted_maps[0].shape[1:]
         # of two attentions that look at each other, neither sees the other's change
         is_mutual = (
-            size[0] != size[1]
+            queries != keys
             and len(weighted_maps) > 1
-            and weighted_maps[1].shape[1:] == size[::-1]
+            and weighted_maps[1].shape[1:] == (keys, queries)
         )
-        attentions_at_once = weighted_maps[: 1 + is_mutual]
-        weighted_maps = weighted_maps[1 + is_mutual :]
+        at_once = 2 if is_mutual else 1
         changes = dict[tuple[int, int], torch.Tensor]()
-        for step in attentions_at_once:
+        for step in weighted_maps[:at_once]:
             queries, keys = step.shape[1:]
             if queries == keys:
-                changes |= {(queries, other): step @ relevance[queries, other] for other in sizes}
+                changes |= {(queries, other): step @ relevance[queries, other] for other in counts}
             else:
                 query_relevance = _normalised(relevance[queries, queries]).transpose(1, 2)
                 query_to_key = query_relevance @ step @ _normalised(relevance[keys, keys])
@@ -520,7 +534,8 @@ def _followed(maps: Sequence[AttentionMap], *sizes: int) -> dict[tuple[int, int]
                     (queries, keys): query_to_key,
                     (queries, queries): step @ relevance[keys, queries],
                 }
-        relevance |= {key: relevance[key] + change for key, change in changes.items()}
+        relevance |= {pair: relevance[pair] + change for pair, change in changes.items()}
+        weighted_maps = weighted_maps[at_once:]
     return relevance
 
 

@@ -121,6 +121,7 @@ def _bibliography() -> dict[str, Citation]:
             arxiv=entry.get("eprint", ""),
             shorthand=entry["shorthand"],
         )
+        # an entry with the field "methods" is for all of these
         sources |= dict.fromkeys([key, *entry.get("methods", key).split(", ")], source)
     return sources
 
@@ -445,7 +446,7 @@ def get_method(method: MethodLike) -> Method:
         if read is None:
             read = _by_text(method.strip())
             _texts[method] = read
-            if len(_texts) > _TEXTS:  # the latest are kept
+            if len(_texts) > _TEXTS:  # the latest are kept; another thread may drop the same one
                 _texts.pop(next(iter(_texts)), None)
         return read
     if not isinstance(method, Method):
@@ -466,13 +467,14 @@ def _by_text(text: str) -> Method:
     """Read a method from a text such as ``gradcam``, ``integratedgradients(steps=20)`` or
     ``smooth(gradcam, samples=5)``; errors name the method and the remedy."""
     name = text.partition("(")[0]
-    if "," in name:
+    if "," in name:  # several methods, as in "gradcam,lrp"
         remedy = python_or_command("give a list of names", "give --method for each")
         raise MethodError(f"method must be one name, got {shown(text)}; {remedy}")
     if name.strip().lower() not in _wrappers:
         return named_in(_known, text, "method", MethodError, "integratedgradients(steps=20)")
     try:
         read = read_written(text)
+        # the method in the brackets comes first, or by its name: smooth(method=gradcam)
         inner, *surplus = read.values or (read.options.pop("method", None),)
         if surplus or not isinstance(inner, str):
             raise SpecError(f"must have one method in its brackets, got {shown(text)}")

@@ -252,11 +252,12 @@ class XGradCAM(ClassActivationMap):
         a = evidence.activations
         places = spatial_dims(a)
         products = a * evidence.gradients
-        count = a[0, 0].numel()
-        gradients = unless_rounding(products.sum(places), products, count)
+        cells = a[0, 0].numel()
+        # the errors of rounding are known of means: sums are compared with so many times as much
+        weighted_gradients = unless_rounding(products.sum(places), products, count=cells)
         totals = a.sum(places)
-        totals = totals.masked_fill(totals.abs() <= count * rounding_error(a, places), 0)
-        return weighted_maps(ratio(gradients, totals), evidence, relu=self.relu)
+        totals = totals.masked_fill(totals.abs() <= cells * rounding_error(a, places), 0)
+        return weighted_maps(ratio(weighted_gradients, totals), evidence, relu=self.relu)
 
 
 @register

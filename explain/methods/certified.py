@@ -36,16 +36,19 @@ WORTH = 0.01  # share of the places that further copies have to decide, or else 
 def chances(copies: int, agreement: float, places: int) -> torch.Tensor:
     """Return the largest chance ``(M,)``, in float64, of a false answer in a map of ``places``,
     where at most m of the ``copies`` contradict it, for each m below one half."""
-    least = torch.arange((copies + 1) // 2, dtype=torch.float64, device="cpu")
+    against = torch.arange((copies + 1) // 2, dtype=torch.float64, device="cpu")
     total = torch.tensor(float(copies), dtype=torch.float64, device="cpu")
-    ways = (total + 1).lgamma() - (least + 1).lgamma() - (total - least + 1).lgamma()
+    # logarithms of the binomial coefficients, which would overflow
+    log_ways = (total + 1).lgamma() - (against + 1).lgamma() - (total - against + 1).lgamma()
 
     def at_most(share: float) -> torch.Tensor:
-        terms = ways + least * math.log(share) + (total - least) * math.log1p(-share)
-        return terms.exp().cumsum(0)
+        """The chance that at most m copies contradict, where a ``share`` of all copies does."""
+        logs = log_ways + against * math.log(share) + (total - against) * math.log1p(-share)
+        return logs.exp().cumsum(0)
 
-    # Where neither answer is true, the chance is largest if a share ``agreement`` agrees; the
-    # opposite of the truth may be given for any place.
+    # Where neither answer is true, the chance is largest if a share ``agreement`` agrees: on the
+    # answer given, or (the + 1) on the other one. The opposite of the truth, which as many
+    # contradict, may be given for any place.
     return at_most(1 - agreement) + (places + 1) * at_most(agreement)
 
 
@@ -54,23 +57,27 @@ def decided(
 ) -> torch.Tensor:
     """Return which places of a map ``(..., h, w)`` are decided where so many ``copies`` are
     ``against`` the answer of most; any decision is wrong with a chance of at most ``error``."""
-    by_misses = chances(copies, agreement, against.numel())
+    chances_by_against = chances(copies, agreement, against.numel())
     maps = against.reshape(-1, 1, *against.shape[-2:]).double()
     is_decided = torch.zeros_like(maps, dtype=torch.bool)
     # A false decision on a square needs one on each of its places, so a square counts once. Sides
-    # share the error equally, the squares of one side by Holm's step-down procedure.
+    # share the error equally, the squares of one side by Holm's step-down procedure: what has been
+    # decided leaves more of the error to the others.
     for side in sides:
         worst = F.max_pool2d(maps, side, ceil_mode=True)
-        count = 0
-        while count < worst.numel():
-            level = error / len(sides) / (worst.numel() - count)
-            below = worst < int((by_misses <= level).sum())
-            if int(below.sum()) == count:
+        sure_count = 0
+        while sure_count < worst.numel():
+            level = error / len(sides) / (worst.numel() - sure_count)
+            # chances grow with the copies against: the first too large one is at this number
+            too_many = int((chances_by_against <= level).sum())
+            is_sure = worst < too_many
+            if int(is_sure.sum()) == sure_count:
                 break
-            count = int(below.sum())
-        if count:
-            whole = below.repeat_interleave(side, -2).repeat_interleave(side, -1)
-            is_decided |= whole[..., : maps.shape[-2], : maps.shape[-1]]
+            sure_count = int(is_sure.sum())
+        if sure_count:
+            in_places = is_sure.repeat_interleave(side, -2).repeat_interleave(side, -1)
+            # the last squares may reach beyond the map
+            is_decided |= in_places[..., : maps.shape[-2], : maps.shape[-1]]
     return is_decided.reshape(against.shape)
 
 
@@ -91,14 +98,18 @@ class InTop:
         neutral = self.method.outcome(evidence).neutral
         if neutral is not None:
             values = values - over_all(neutral, values).to(values)
-        if values.ndim == evidence.inputs.ndim:
-            is_signed = self.method.style == "signed"
+        # what is shown is as in the heatmap of a result
+        is_signed = self.method.style == "signed"
+        has_channels = values.ndim == evidence.inputs.ndim
+        if has_channels:
             shown = values.sum(1).abs() if is_signed else values.abs().amax(1)
         else:
-            has_signs = self.method.style == "signed" and evidence.layer is None
-            shown = values.abs() if has_signs else values.clamp(min=0)
+            # of a layer's signed map, pictures show the positive part
+            shows_both_signs = is_signed and evidence.layer is None
+            shown = values.abs() if shows_both_signs else values.clamp(min=0)
             shown = evidence.on_photo(shown[:, None])[:, 0]
         falling = shown.flatten(1).sort(1, descending=True).values
+        # the largest value that is not in the share: equal ones are out too
         border = falling[:, int(self.share * falling.shape[1])]
         return shown > over_all(border, shown)
 
@@ -115,9 +126,10 @@ class Votes(Estimator):
         self.count = method.samples
         # neighbours in a map of single pixels have little in common
         self._has_squares = uses_layer(method)
+        # those to come: after how many copies, and with what chance of a false answer
         self._looks = [
-            (math.ceil(share * method.samples), part * (1 - method.confidence))
-            for share, part in LOOKS
+            (math.ceil(share * method.samples), error_share * (1 - method.confidence))
+            for share, error_share in LOOKS
         ]
         self.taken = 0
 
@@ -132,18 +144,18 @@ class Votes(Estimator):
     def take(self, first: int, scores: torch.Tensor) -> None:
         """Take which places the next copies ``(b, ...)`` have in the top share, and decide at fixed
         numbers of copies."""
-        if not first:
+        if first == 0:  # the shape of the map is known from the first copies
             self.votes = torch.zeros_like(scores[0])
             self.answers = self.votes
         self.taken = first + len(scores)
         self.votes = self.votes + scores.sum(0)
         if self.taken == self.next_look:
-            self._look()
+            self._decide()
 
     def estimate(self) -> Estimate:
         return Estimate(self.answers)
 
-    def _look(self) -> None:
+    def _decide(self) -> None:
         """Decide what can be; end where the copies to come would decide little more."""
         votes = self.votes
         copies, error = self._looks.pop(0)
@@ -151,14 +163,16 @@ class Votes(Estimator):
         agreement = self._method.agreement
         side = max(LEAST_SIDE, max(votes.shape) // ACROSS)
         sides = (1, side) if self._has_squares else (1,)
-        is_new = decided(against, copies, agreement, error, sides)
+        is_decided = decided(against, copies, agreement, error, sides)
         is_open = self.answers == 0
-        self.answers = torch.where(is_open & is_new, (2 * votes - copies).sign(), self.answers)
+        answers_of_most = (2 * votes - copies).sign()
+        self.answers = torch.where(is_open & is_decided, answers_of_most, self.answers)
         if not self._looks:
             return
-        last, last_error = self._looks[-1]
-        expected_against = (against * last).double() / copies
-        expected = decided(expected_against, last, agreement, last_error, sides)
+        # what the last look would decide if the same share of the copies to come were against
+        all_copies, last_error = self._looks[-1]
+        expected_against = (against * all_copies).double() / copies
+        expected = decided(expected_against, all_copies, agreement, last_error, sides)
         if float((expected & (self.answers == 0)).double().mean()) < WORTH:
             self._looks.clear()
 

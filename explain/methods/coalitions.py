@@ -121,13 +121,15 @@ class RegionMethod(EstimateMethod):
         the fully covered image."""
         labels = self.regions(evidence.inputs)
         whole = evidence[whole_score(self.score)]
-        blank = torch.zeros_like(whole)
+        blank = torch.zeros_like(whole)  # not used without needs_blank
         if self.needs_blank:
             blank = evidence[blank_score(self.baseline, self.score)]
         shown = self.perturbation.shown(labels)
         per_image = zip(labels, shown, whole.tolist(), blank.tolist(), strict=True)
         return [
-            _RegionEstimator(self, image_labels, runs, score, score_of_blank)
+            _RegionEstimator(
+                self, labels=image_labels, shown=runs, whole=score, blank=score_of_blank
+            )
             for image_labels, runs, score, score_of_blank in per_image
         ]
 
@@ -183,6 +185,7 @@ class _RegionEstimator(Estimator):
         shown = self.shown[: len(self.scores)].double()
         solved = self.method.solve(shown, self.scores, self.whole, self.blank)
         error = None if solved.error is None else self._laid_out(solved.error)
+        # pictures draw interactions from centre to centre
         centres = None if solved.interactions is None else centres_of(self.labels)
         values = self._laid_out(solved.values)
         return replace(solved, values=values, error=error, centres=centres)

@@ -100,16 +100,19 @@ class _ImageScores:
     """Hands the scores of one image to its estimator, and keeps the estimate. With a tolerance, the
     error is checked at fixed numbers of scores, whatever the batch size."""
 
-    def __init__(self, estimator: Estimator, tolerance: float | None, like: torch.Tensor) -> None:
-        """``tolerance`` is the relative error at which the runs end early, None for never; ``like``
-        gives the type and the device of estimates."""
+    def __init__(self, estimator: Estimator, tolerance: float | None, inputs: torch.Tensor) -> None:
+        """``tolerance`` is the relative error at which the runs end early, None for never; the
+        ``inputs`` give the type and the device of estimates."""
         self.estimator = estimator
         self.taken = 0
         self.done = estimator.count == 0
         self._tolerance = tolerance
-        self._like = like
-        self._waiting = like.new_zeros(0)
+        self._inputs = inputs
+        # scores whose unit is not complete
+        self._waiting = inputs.new_zeros(0)
+        # at least TOGETHER scores, in whole units
         self._round_length = estimator.unit * math.ceil(TOGETHER / estimator.unit)
+        # the numbers of scores at the last check of the error, and at the latest estimate
         self._checked = 0
         self._estimated = 0
         self._latest: Estimate | None = None
@@ -141,8 +144,8 @@ class _ImageScores:
         slack = self._estimated // NEW if recent and not self.done else 0
         if self._latest is None or self.taken > self._estimated + slack:
             estimate = self.estimator.estimate()
-            error = None if estimate.error is None else estimate.error.to(self._like)
-            self._latest = replace(estimate, values=estimate.values.to(self._like), error=error)
+            error = None if estimate.error is None else estimate.error.to(self._inputs)
+            self._latest = replace(estimate, values=estimate.values.to(self._inputs), error=error)
             self._estimated = self.taken
         return self._latest
 
@@ -217,9 +220,9 @@ class _Estimating(Accumulator):
         estimates = [image.estimate() for image in self._images]
         errors = [estimate.error for estimate in estimates]
         unknown = torch.full_like(estimates[0].values, torch.nan)
-        known_errors = [unknown if error is None else error for error in errors]
+        errors_or_nan = [unknown if error is None else error for error in errors]
         outcome = Outcome(
-            error=torch.stack(known_errors) if any(e is not None for e in errors) else None,
+            error=None if all(error is None for error in errors) else torch.stack(errors_or_nan),
             spent=self._of_images([image.taken for image in self._images]),
             planned=self._of_images([image.estimator.count for image in self._images]),
             finished=self._of_images(ended),
@@ -245,11 +248,10 @@ def _padded(tables: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     complete = [table for table in tables if table is not None]
     if len(complete) < len(tables):
         return None
-    padded = complete[0].new_zeros(
-        len(complete), *np.max([table.shape for table in complete], axis=0)
-    )
+    largest_shape = np.max([table.shape for table in complete], axis=0)
+    padded = complete[0].new_zeros(len(complete), *largest_shape)
     for table, of_image in zip(complete, padded, strict=True):
-        of_image[tuple(map(slice, table.shape))] = table
+        of_image[tuple(map(slice, table.shape))] = table  # in the first rows and columns
     return padded
 
 

@@ -83,7 +83,8 @@ class EvidenceSets:
         values code ``set_count`` sets (`RegionSearch.map`), the rest from ``records``
         (`described`)."""
         # within a set, values fall with the region's rank; times ``set_count``, those of set i lie
-        # from set_count - i - 0.5 to set_count - i, or a little beyond after half precision
+        # from set_count - i - 0.5 to set_count - i, or a little beyond after half precision: plus a
+        # quarter, all of these round to set_count - i
         set_numbers = torch.where(values > 0, set_count - (values * set_count + 0.25).round(), -1)
         masks = set_numbers == torch.arange(len(records)).to(values)[:, None, None]
         figures = []
@@ -109,10 +110,11 @@ class EvidenceSets:
         """The evidence sets of one image, without the places of ``proof`` "none" that pad the
         tensors."""
         sets = []
-        for mask, figures in zip(self.masks[image], self.figures[image].tolist(), strict=False):
-            alone, without, proof = figures
-            if proof:
-                sets.append(EvidenceSet(mask, alone, without, PROOFS[int(proof)]))
+        for mask, figures in zip(self.masks[image], self.figures[image].tolist(), strict=True):
+            alone, without, proof_position = figures
+            proof = PROOFS[int(proof_position)]
+            if proof != "none":
+                sets.append(EvidenceSet(mask, alone=alone, without=without, proof=proof))
         return tuple(sets)
 
 
@@ -201,24 +203,22 @@ class SmallestSet(SearchMethod):
         the margin for the top class, the log-probability for a share of it, else the score.
         """
         score = evidence.score[image].item()
-        if (
-            evidence.logits is None
-            or evidence.classes is None
-            or evidence.outputs.kind == "numbers"
-        ):
+        share = SHARE if self.keep is None or self.keep == "class" else self.keep
+        is_no_class = evidence.logits is None or evidence.classes is None
+        if is_no_class or evidence.outputs.kind == "numbers":
             if self.keep == "class":
                 raise MethodError(
                     f"keep of {self.name} must be a share for a target that is no class, got "
                     "'class'"
                 )
-            return Strength("logit"), score - (1 - (self.keep or SHARE)) * abs(score)
+            # of a negative score too, a share is below the whole
+            return Strength("logit"), score - (1 - share) * abs(score)
         margin = Strength("margin")
         if self.keep == "class" or (self.keep is None and float(margin(evidence)[image]) > 0):
             return margin, 0.0
         probability = Strength("probability")
-        return probability, float(probability(evidence)[image]) + math.log(
-            self.keep or SHARE
-        ) - ROUNDING
+        log_probability = float(probability(evidence)[image])
+        return probability, log_probability + math.log(share) - ROUNDING
 
 
 @register
@@ -315,13 +315,13 @@ class Necessary(SmallestSet):
         that class over all others, which is to become positive."""
         if self.becomes is None:
             return super().strength(evidence, image)
-        classes = 0 if evidence.logits is None else evidence.logits.shape[1]
-        if not 0 <= self.becomes < classes:
+        class_count = 0 if evidence.logits is None else evidence.logits.shape[1]
+        if not 0 <= self.becomes < class_count:
             raise MethodError(
-                f"becomes of necessary must be one of the model's {classes} classes, got "
+                f"becomes of necessary must be one of the model's {class_count} classes, got "
                 f"{self.becomes}"
             )
-        return Strength("margin", self.becomes), 0.0
+        return Strength("margin", category=self.becomes), 0.0
 
 
 @dataclass
@@ -361,24 +361,25 @@ class RegionSearch(Search):
         """
         self._method = method
         self._evidence = evidence
-        self._index = image
+        self._image = image
         # what the regions divide, and the region of each of its places
         self._divided = evidence.activations if method.of_layer else evidence.inputs
         self._cells = method.regions(self._divided)[image]
         # the region of each pixel (H, W)
         self._labels = self._cells
         if method.of_layer:  # where they lie in the image
-            placement = evidence.placement
-            self._labels = nearest(self._cells, evidence.size, placement and placement[image])
+            placement = None if evidence.placement is None else evidence.placement[image]
+            self._labels = nearest(self._cells, evidence.size, placement)
+        # groups of regions, from coarse to fine
         self._levels = self._nested()
         self._strength, self._threshold = method.strength(evidence, image)
         self._sets: list[RegionSet] = []
-        self._spent = False
+        self._ended_early = False
 
     @property
     def planned(self) -> int:
         """The budget of runs; where the search ended by itself, the runs that it took."""
-        return self.samples if self.finished and not self._spent else self._method.samples
+        return self.samples if self.finished and not self._ended_early else self._method.samples
 
     @property
     def has_result(self) -> bool:
@@ -397,20 +398,21 @@ class RegionSearch(Search):
             while len(self._sets) < self._method.reasons and (yield from self._find(allowed)):
                 allowed = allowed & ~self._best.regions
         except OutOfTimeError:
-            self._spent = True
+            self._ended_early = True
+        # what was found is told in any case, however late it is and beyond the budget
         self.finishing = True
         baseline = self._method.baselines[0]
         probability = ScoreOf("probability")
         for region_set in self._sets:
-            both = torch.stack([region_set.regions, ~region_set.regions])
-            scores = yield self._scores_of_shown(both, baseline, probability)
+            set_and_rest = torch.stack([region_set.regions, ~region_set.regions])
+            scores = yield self._scores_of_shown(set_and_rest, baseline, probability)
             region_set.alone, region_set.lost = scores.tolist()
 
     def sets(self) -> EvidenceSets:
         """The evidence sets of this image ``(1, R, ...)`` after the search, filled up to
         ``reasons`` sets with empty ones of the proof "none"."""
         no_regions = torch.zeros_like(self._levels[-1], dtype=torch.bool)
-        missing_set = RegionSet(no_regions, self._levels[-1], "none")
+        missing_set = RegionSet(no_regions, without=no_regions, proof="none")
         sets = self._sets + [missing_set] * (self._method.reasons - len(self._sets))
         masks = [region_set.regions[self._labels] for region_set in sets]
         figures = [
@@ -438,20 +440,21 @@ class RegionSearch(Search):
         nothing = torch.zeros_like(allowed)
         no_losses = torch.zeros(len(allowed), dtype=torch.float64, device=allowed.device)
         good = yield from self._good(torch.stack([allowed, nothing]))
-        all_are_good, none_is_good = good.tolist()
+        all_are_good, nothing_is_good = good.tolist()
         if not all_are_good:
             return False
-        if none_is_good:
-            self._sets.append(RegionSet(nothing, no_losses, "smallest"))
+        if nothing_is_good:
+            self._sets.append(RegionSet(nothing, without=no_losses, proof="smallest"))
             return False
-        self._sets.append(RegionSet(allowed, no_losses))
+        # the first good set; it becomes smaller from here on, until it or the budget is at an end
+        self._sets.append(RegionSet(allowed, without=no_losses))
         if int(allowed.sum()) <= EXHAUSTIVE:
             yield from self._try_all(allowed)
             return True
         yield from self._start(allowed)
         for level in self._levels:
             yield from self._reduce(level, thorough=level is self._levels[-1])
-        self._best.proof = "minimal"
+        self._best.proof = "minimal"  # of the single regions, none could be left out any more
         return True
 
     def _start(self, allowed: torch.Tensor) -> Asking[None]:
@@ -485,31 +488,35 @@ class RegionSearch(Search):
             changed = yield from self._round(level, self._best.regions)
             if not changed or not thorough:
                 return
+        # a round of all groups leaves out hardly any now
         yield from self._in_turn(level)
 
     def _round(self, level: torch.Tensor, regions: torch.Tensor) -> Asking[bool]:
         """Try each group of a level that lies in ``regions`` ``(M,)``, and leave out as many
         together as possible from the best set; false where none can be left out.
         """
-        groups = yield from self._leave_out(members(level, regions))
-        waiting = groups
+        removable = yield from self._leave_out(members(level, regions))
+        # those that could go alone, but not with the others, are tried again now that these are out
+        waiting = removable
         while len(waiting):
             waiting = yield from self._leave_out(
                 members(level, self._best.regions & waiting.any(0))
             )
-        return len(groups) > 0
+        return len(removable) > 0
 
     def _in_turn(self, level: torch.Tensor) -> Asking[None]:
         """In the search for evidence sets, try a few regions (`TURN`) at a time, those whose loss
         matters least first, until all were tried since a region was last left out."""
         order = self._best.without.argsort(descending=True)
         tried_in_vain = 0
-        while tried_in_vain < len(order := order[self._best.regions[order]]):
+        while True:
+            order = order[self._best.regions[order]]  # what is still in the set
+            if tried_in_vain >= len(order):
+                return
             turn = order[:TURN]
             order = order.roll(-len(turn))
-            changed = yield from self._round(
-                level, torch.zeros_like(self._best.regions).scatter(0, turn, True)
-            )
+            in_turn = torch.zeros_like(self._best.regions).scatter(0, turn, True)
+            changed = yield from self._round(level, in_turn)
             tried_in_vain = 0 if changed else tried_in_vain + len(turn)
 
     def _leave_out(self, groups: torch.Tensor) -> Asking[torch.Tensor]:
@@ -520,18 +527,18 @@ class RegionSearch(Search):
         if not len(groups):
             return groups
         values = yield from self._values(best_regions & ~groups)
-        self._best.without = torch.where(
-            groups.any(0), values[groups.int().argmax(0)], self._best.without
-        )
+        group_of_region = groups.int().argmax(0)
+        self._best.without = torch.where(groups.any(0), values[group_of_region], self._best.without)
         good = self._method.good(values)
         order = values.masked_fill(~good, -math.inf).argsort(descending=True)
-        groups = groups[order[: int(good.sum())]]
-        if len(groups):
-            self._best.regions = best_regions & ~groups[0]
-        if len(groups) > 1:
-            lengths = step_lengths(len(groups), range(1, STEPS + 1))
-            yield from self._take_smallest(best_regions & ~union(groups, lengths))
-        return groups
+        # those that matter least come first
+        removable = groups[order[: int(good.sum())]]
+        if len(removable):
+            self._best.regions = best_regions & ~removable[0]
+        if len(removable) > 1:
+            lengths = step_lengths(len(removable), range(1, STEPS + 1))
+            yield from self._take_smallest(best_regions & ~union(removable, lengths))
+        return removable
 
     def _take_smallest(self, sets: torch.Tensor) -> Asking[None]:
         """In the search for evidence sets, make the smallest good set of the candidates ``(P, M)``
@@ -575,7 +582,9 @@ class RegionSearch(Search):
             strength = yield self._scores_of_shown(visible, baseline, self._strength)
             strengths.append(strength.double())
         above = torch.stack(strengths) - self._threshold
-        return above.amin(0) if shows or self._strength.category is not None else (-above).amin(0)
+        # good is above the threshold where the answer has to stay, or another class to be reached
+        has_to_rise = shows or self._strength.category is not None
+        return above.amin(0) if has_to_rise else (-above).amin(0)
 
     def _scores_of_shown(self, visible: torch.Tensor, baseline: Baseline, read: ScoreOf) -> Scores:
         """The request for the scores ``(P,)`` with only regions ``visible`` ``(P, M)`` shown and
@@ -583,10 +592,11 @@ class RegionSearch(Search):
         """
         perturbed: Perturbation
         if self._method.of_layer:
-            maps = self._divided[self._index]
-            absent = self._evidence[baseline_maps(baseline)][self._index]
+            maps = self._divided[self._image]
+            absent = self._evidence[baseline_maps(baseline)][self._image]
             shown_places = visible[:, self._cells][:, None]
-            counts = [0] * self._index + [len(visible)]
+            # all samples are of this image; there are none of those before it
+            counts = [0] * self._image + [len(visible)]
 
             def mixed_maps(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
                 return torch.where(shown_places[numbers], maps, absent)
@@ -595,7 +605,7 @@ class RegionSearch(Search):
             perturbed = GivenSamples(samples, "maps of which some regions are absent")
         else:
             perturbed = ShownParts(
-                baseline, self._index, list(visible), lambda regions: regions[self._cells]
+                baseline, self._image, list(visible), lambda regions: regions[self._cells]
             )
         return Scores(perturbed, read)
 
@@ -604,7 +614,7 @@ class RegionSearch(Search):
         values = guide(self._evidence).double()
         has_channels = values.ndim > self._labels.ndim + 1
         in_pixels = values if has_channels else self._evidence.on_photo(values[:, None])
-        pixel_values = in_pixels[self._index : self._index + 1].sum(1)
+        pixel_values = in_pixels[self._image : self._image + 1].sum(1)
         return region_values(pixel_values, self._labels)[0]
 
     def _nested(self) -> list[torch.Tensor]:
@@ -612,14 +622,17 @@ class RegionSearch(Search):
         region. The last has each region alone; regions that are no squares have only that one.
         """
         regions = self._method.regions
-        levels = [torch.arange(int(self._cells.max()) + 1, device=self._cells.device)]
+        each_alone = torch.arange(int(self._cells.max()) + 1, device=self._cells.device)
+        levels = [each_alone]
         squares_across = (
             max(regions.cells(tuple(self._cells.shape))) if isinstance(regions, Squares) else 0
         )
         while squares_across > COARSE:
-            squares_across = -(-squares_across // 2)
+            squares_across = math.ceil(squares_across / 2)
             coarse_cells = Squares(squares_across)(self._divided[:1])[0]
-            levels.insert(0, levels[-1].scatter(0, self._cells.flatten(), coarse_cells.flatten()))
+            # a region belongs to the coarse square that one of its places is in
+            level = each_alone.scatter(0, self._cells.flatten(), coarse_cells.flatten())
+            levels.insert(0, level)
         return levels
 
 

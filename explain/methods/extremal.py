@@ -35,24 +35,27 @@ class SmoothMasks:
         points = torch.arange(-self._radius, self._radius + 1, dtype=torch.float64)
         # squared distances along one side of pixels in a cell from points, (2r + 1, step)
         squared_distances = (pixels_in_cell - step * points[:, None]).square()
+        # over sigma, (2r + 1, 2r + 1, step, step)
         distance = (
             squared_distances[:, None, :, None] + squared_distances[None, :, None, :]
         ).sqrt() / sigma
-        # (2r + 1, 2r + 1, step, step)
         # k(z) = exp(-2 max(0, z - 1/2)^2), z the distance over sigma
         kernel = torch.exp(-2 * (distance - 0.5).clamp(min=0).square())
+        # as the points in `full`: rows and columns of points, then cells and pixels in turn
         self._kernel = kernel.to(like)[:, :, None, :, None, :]
 
     def full(self, values: torch.Tensor) -> torch.Tensor:
         """Differentiable masks ``(b, 1, H + margins, W + margins)`` from values ``(b, 1, h, w)`` of
         the lattice, which reach beyond the image by ``sigma``.
         """
+        # the cells beyond the image have points around them, too
         margin = self._beyond + self._radius
         window = 2 * self._radius + 1
         padded = F.pad(values[:, 0], [margin] * 4)
         points_around = padded.unfold(1, window, 1).unfold(2, window, 1)
         # (2r + 1, b, 2r + 1, cells, 1, cells, 1)
         points = points_around.permute(3, 0, 4, 1, 2)[:, :, :, :, None, :, None]
+        # the smooth maximum of bumps b is the sum of b e^(c b) over that of e^(c b)
         weighted = weights = values.new_zeros(())
         # one row of points at a time, to save memory
         for row, kernel in zip(points, self._kernel, strict=True):
@@ -158,14 +161,17 @@ class _Ascent(Search):
         step = method.step or max(1, min(evidence.size) // USUAL_STEP)
         self._method = method
         self._x = x
-        self._smooth = SmoothMasks(evidence.size, step, method.sigma or 3.0 * step, x)
+        self._smooth = SmoothMasks(evidence.size, step, method.sigma or 3.0 * step, like=x)
+        # the image of each mask
         self._owners = torch.arange(len(x), device=x.device).repeat_interleave(areas)
+        # the values on the lattice, which are what ascends
         self._values = x.new_ones((len(self._owners), 1, *self._smooth.lattice))
         self._cover = method.baseline.covering(x)
         self._momentum: torch.Tensor | None = None
-        self._whole = evidence.score
-        self._scores = evidence.score.repeat_interleave(areas)
+        self._whole_score = evidence.score
+        # the latest masks, and the scores of the images through them
         self._masks = x.new_ones((len(self._owners), 1, *evidence.size))
+        self._scores = evidence.score.repeat_interleave(areas)
         self.images = len(x)
         area = torch.tensor(method.area).to(x).repeat(len(x))[:, None]
         places = self._smooth.full(self._values)[0].numel()
@@ -190,7 +196,8 @@ class _Ascent(Search):
         masks = self._masks.reshape((-1, len(areas), *self._masks.shape[2:]))
         if self._method.keeps is None:
             return masks.mean(1)
-        score = self._whole[:, None].to(self._scores)
+        score = self._whole_score[:, None].to(self._scores)
+        # a share of a negative score, too, is below it
         least_score = score - (1 - self._method.keeps) * score.abs()
         order = areas.argsort()
         keeps_score = (self._scores.reshape(-1, len(areas)) >= least_score)[:, order]
@@ -203,18 +210,19 @@ class _Ascent(Search):
         and gradients in pixels. Every other one, from the first on, mirrors images.
         """
         areas = len(self._method.area)
-        with recording(True):
+        with recording(True):  # gradients may be off around a search
             values = self._values.clone().requires_grad_()
             full = self._smooth.full(values)
             masks = self._smooth.cropped(full)
             photos = self._cover(self._owners, masks)
-            if not photos.requires_grad:
+            if not photos.requires_grad:  # the baseline has no gradient in the mask
                 baseline = self._method.baseline.name
                 name = self._method.name
                 raise MethodError(
                     f"baseline of {name} must change evenly with a mask, got {baseline}; take blur"
                 )
             seen = photos.flip(-1) if number % 2 == 0 else photos
+        # the masks of an image stand together, one for each area
         detached = seen.detach()
         samples = samples_of(
             [areas] * len(self._x),
@@ -225,12 +233,14 @@ class _Ascent(Search):
             samples, "photos seen through masks that are looked for", self._x
         )
         scores_and_gradients = (yield Scores(perturbation, ScoreAndGradient())).to(self._x)
+        # of each sample, the score comes first, then the gradient of its pixels
         image_gradient = scores_and_gradients[:, 1:].reshape(seen.shape)
         area_gradient = self._towards_area(full.detach(), number)
-        gradient = -torch.autograd.grad((seen, full), values, (image_gradient, area_gradient))[0]
-        momentum = gradient if self._momentum is None else self._momentum
-        self._momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
-        self._values = (self._values - RATE * self._momentum).clamp(0, 1)
+        # one backward pass brings both terms of the objective to the lattice
+        ascent = torch.autograd.grad((seen, full), values, (image_gradient, area_gradient))[0]
+        momentum = ascent if self._momentum is None else self._momentum
+        self._momentum = MOMENTUM * momentum + (1 - MOMENTUM) * ascent
+        self._values = (self._values + RATE * self._momentum).clamp(0, 1)
         self._masks = masks.detach()
         self._scores = scores_and_gradients[:, 0]
 
@@ -249,8 +259,10 @@ def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Return the ``wanted`` value of each of the sorted masks ``ordered`` ``(b, n)``; nearly equal
     masks share the mean of theirs, since otherwise the sort would decide which pixels grow."""
     digits = 9 if ordered.dtype == torch.float64 else 5
+    # the number of the group of equal values that each one is in
     group = torch.zeros_like(ordered, dtype=torch.long)
     group[:, 1:] = (ordered.round(decimals=digits).diff(dim=1) != 0).cumsum(1)
     sums = torch.zeros_like(ordered).scatter_add_(1, group, wanted)
     counts = torch.zeros_like(ordered).scatter_add_(1, group, torch.ones_like(wanted))
+    # there are fewer groups than places: the last sums and counts are zero
     return (sums / counts.clamp(min=1)).gather(1, group)

@@ -60,6 +60,7 @@ class MaskedInputs(Perturbation):
         """
         x = evidence.inputs
         make_masks = first.masks
+        # without a picture, or where nothing was covered of the first one: as it is in each sample
         if not evidence.size or make_masks is None:
             return replace(first, build=lambda images, numbers: x[images])
 

@@ -2,6 +2,7 @@
 say."""
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -61,6 +62,7 @@ class Windows(MaskedInputs):
                     f"stride of occlusion must not exceed the window {window}, got {stride}; take "
                     "less"
                 )
+            # the last one may reach over the border
             starts = range(0, side - length + step, step)
             intervals_of_sides.append([(start, min(start + length, side)) for start in starts])
         return list(itertools.product(*intervals_of_sides))
@@ -72,7 +74,9 @@ class Windows(MaskedInputs):
         x = evidence.inputs
         boxes = self.boxes(evidence.size)
 
-        outside_window = one_by_one(lambda image, number: 1 - box_mask([boxes[number]], x)[None])
+        outside_window = one_by_one(
+            lambda image, number: 1 - box_mask([boxes[number]], like=x)[None]
+        )
         return samples_of([len(boxes)] * len(x), x.device, outside_window)
 
 
@@ -164,12 +168,14 @@ class Occlusion(EstimateMethod):
     def with_frames(self, x: torch.Tensor, *, frames_first: bool) -> "Occlusion":
         """`Occlusion` for a video: one number for the window or the stride becomes one for each
         direction (frames, height, width). Volumes, whose slices are no frames, keep cubes."""
-        if not frames_first and x.shape[1] != 3:
+        is_volume = not frames_first and x.shape[1] != 3
+        if is_volume:
             return self
         frames, *sides = x.shape[2:]
         window_frames = 1 if frames_first else max(1, round(frames / 7))
         window = self.window
         stride = self.stride
+        # by default it would last a seventh of the frames, which may be tiles of one photo
         if window is None and frames_first:
             window = (1, *(max(1, round(side / 7)) for side in sides))
         elif isinstance(window, int):
@@ -211,26 +217,25 @@ class SmoothGrids(MaskedInputs):
         smooth = one_by_one(lambda image, number: block_of(number // BLOCK)[number % BLOCK][None])
         return samples_of([self.samples] * len(x), x.device, smooth)
 
-    def _block(self, like: torch.Tensor, block: int) -> torch.Tensor:
+    def _block(self, inputs: torch.Tensor, block: int) -> torch.Tensor:
         """Masks ``(BLOCK, H, W)`` from the seed and the number ``block``: random grids of zeros and
         ones, enlarged linearly by one cell more than the image, cut out at a random shift.
         """
-        size = like.shape[2:]
+        size = inputs.shape[2:]
         cells = [min(self.grid, side) for side in size]
         generator = seeded(self.seed, block)
-        masks = (uniform((BLOCK, *cells), generator) < self.probability).to(like)
+        masks = (uniform((BLOCK, *cells), generator) < self.probability).to(inputs)
+        # one side after the other: a matrix for each mask enlarges and cuts out its rows at once
         for dim, (count, side) in enumerate(zip(cells, size, strict=True), start=1):
-            step = -(-side // count)  # pixels of a cell
-            shifts = torch.randint(step, (BLOCK,), generator=generator, device="cpu")
-            enlarged_row = enlarging(count, (count + 1) * step)
-            # (BLOCK, side, cells)
-            row_matrices = enlarged_row[shifts[:, None] + torch.arange(side, device="cpu")].to(like)
+            cell_length = math.ceil(side / count)
+            shifts = torch.randint(cell_length, (BLOCK,), generator=generator, device="cpu")
+            enlarged_row = enlarging(count, (count + 1) * cell_length)
+            pixels = shifts[:, None] + torch.arange(side, device="cpu")
+            matrices = enlarged_row[pixels].to(inputs)  # (BLOCK, side, cells)
             masks_along_dim = masks.movedim(dim, 1)
-            enlarged = torch.bmm(row_matrices, masks_along_dim.flatten(2))
-            masks = enlarged.reshape(row_matrices.shape[:2] + masks_along_dim.shape[2:]).movedim(
-                1, dim
-            )
-        return masks.clamp_(0, 1)
+            enlarged = torch.bmm(matrices, masks_along_dim.flatten(2))
+            masks = enlarged.reshape(matrices.shape[:2] + masks_along_dim.shape[2:]).movedim(1, dim)
+        return masks.clamp_(0, 1)  # rounding may have led a little beyond
 
 
 def enlarging(cells: int, length: int) -> torch.Tensor:
@@ -247,14 +252,14 @@ class _ScoreWeightedMasks(Estimator):
         self, method: "SmoothGridMethod", masks: Build, whole: torch.Tensor, size: tuple[int, ...]
     ) -> None:
         """Take the method's options, the builder of its ``masks``, the score ``whole`` of the image
-        itself ``()``, and the ``size`` of the map.
+        itself ``(1,)``, ``(0,)`` where it has none, and the ``size`` of the map.
         """
         self.count = method.samples
         self._masks = masks
         self._method = method
         # one more mask could have this score too, so errors include it
         self._whole = whole
-        # sums of masks and of their squares, each times powers of the scores
+        # of masks m with scores s, the sums of s m, m, s² m², s m² and m²
         self._sums = torch.zeros((5, *size), dtype=torch.float64, device=whole.device)
         self._scores = torch.zeros(0, dtype=torch.float64, device=whole.device)
 
@@ -263,7 +268,8 @@ class _ScoreWeightedMasks(Estimator):
         ``scores`` ``(b,)``. Masks are made again: thousands of them would not fit the memory.
         """
         numbers = torch.arange(first, first + len(scores), device=scores.device)
-        masks = self._masks(torch.zeros_like(numbers), numbers).flatten(1).double()
+        first_image = torch.zeros_like(numbers)  # all images have the same masks
+        masks = self._masks(first_image, numbers).flatten(1).double()
         scores = scores.double()
         ones = torch.ones_like(scores)
         sums = self._sums.flatten(1)
@@ -278,16 +284,20 @@ class _ScoreWeightedMasks(Estimator):
         n = len(scores)
         mean_score = float(scores.mean())
         centre = mean_score if self._method.centred else 0.0
-        weighted, seen, squares, products, seen_twice = self._sums / n
+        # the means of s m, m, s² m², s m² and m² over masks m with scores s
+        weighted, seen, squares, products, seen_squares = self._sums / n
         mean = weighted - centre * seen
         error = None
-        if n >= FEWEST and float(scores.max() - scores.min()) > 1e-6 * float(scores.abs().max()):
-            variance = squares - 2 * centre * products + centre**2 * seen_twice - mean.square()
+        spread = float(scores.max() - scores.min())
+        if n >= FEWEST and spread > 1e-6 * float(scores.abs().max()):
+            # the mean of ((s - centre) m)², multiplied out, less the square of the mean
+            variance = squares - 2 * centre * products + centre**2 * seen_squares - mean.square()
             farthest = float((torch.cat([scores, self._whole]) - centre).abs().max())
             # the variance that one more mask with the farthest score would bring
             once_more = (farthest / n) ** 2
             variance_of_mean = variance.clamp(min=0) / (n - 1) + once_more
             error = floored_error(variance_of_mean, n - 1) / self._method.probability
+        # what a pixel that makes no difference has
         neutral = None if self._method.centred else mean_score
         return Estimate(mean / self._method.probability, error, neutral=neutral)
 

@@ -45,10 +45,10 @@ def quadrature(rule: Rule, steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray
     arrays ``(steps,)``."""
     if rule == "gausslegendre":
         points, weights = np.polynomial.legendre.leggauss(steps)
-        return (points + 1) / 2, weights / 2
+        return (points + 1) / 2, weights / 2  # these are for [-1, 1]
     if rule == "trapezoid":
         weights = np.full(steps, 1 / (steps - 1))
-        weights[[0, -1]] /= 2
+        weights[[0, -1]] /= 2  # both ends belong to one interval only
         return np.linspace(0, 1, steps), weights
     first_point = {"left": 0.0, "midpoint": 0.5, "right": 1.0}[rule]
     return (np.arange(steps) + first_point) / steps, np.full(steps, 1 / steps)
@@ -105,7 +105,8 @@ class PathStart(OneForEach):
                 "give 0"
             )
         if isinstance(baseline, Baseline):
-            return baseline(x, x.new_zeros(1, 1, *x.shape[2:]))
+            keep_nothing = x.new_zeros(1, 1, *x.shape[2:])
+            return baseline(x, keep_nothing)
         if baseline == "blur":
             return _blurred(x)
         statistic: Any = {"mean": x.mean, "least": x.amin, "most": x.amax}[baseline]
@@ -351,8 +352,10 @@ def _blurred(x: torch.Tensor) -> torch.Tensor:
     from torchvision.transforms.functional import gaussian_blur
 
     sigma = min(x.shape[-2:]) / 10
+    # the image is reflected at its edges, which only goes as far as it reaches
     radius = min(int(3 * sigma), min(x.shape[-2:]) - 1)
     planes = x.flatten(0, -3)[:, None]
+    # along one side after the other: the same as a square kernel, and much faster
     for kernel in ([2 * radius + 1, 1], [1, 2 * radius + 1]):
         planes = gaussian_blur(planes, kernel, [sigma, sigma])
     return planes.reshape(x.shape)
@@ -496,8 +499,9 @@ class RandomPoints(Path):
             photo = x[image]
             spread = self.sigma * (photo.max() - photo.min())
             end = photo + spread * normal(photo.shape, generator).to(photo)
-            number = min(int(choice * len(starts)), len(starts) - 1) if has_several else image
-            return starts[number], end, share
+            # at most the last one, however the product is rounded
+            chosen = min(int(choice * len(starts)), len(starts) - 1)
+            return starts[chosen if has_several else image], end, share
 
         return draw
 

@@ -24,13 +24,14 @@ from explain.methods.regions import USUAL_AREA, Felzenszwalb, Regions, pixels_ne
 TINY = 1e-12  # share of the whole path that counts as rounding errors
 
 
-def _ranked(gradient: torch.Tensor) -> torch.Tensor:
+def _in_coarse_steps(gradient: torch.Tensor) -> torch.Tensor:
     """The magnitudes of a gradient ``(C, H, W)`` in whole steps, so coarse that rounding does not
     decide which of two equal values is smaller: all machines take the same path.
     """
     size = gradient.abs()
-    limits = torch.finfo(gradient.dtype)
-    return torch.round(size / (size.max().clamp(min=limits.tiny) * limits.eps ** (2 / 3))).double()
+    dtype = torch.finfo(gradient.dtype)
+    step = size.max().clamp(min=dtype.tiny) * dtype.eps ** (2 / 3)
+    return torch.round(size / step).double()
 
 
 def _searches(method: Any) -> Searches:
@@ -111,25 +112,27 @@ class GuidedIntegratedGradients(CompleteMethod):
         the photo less the baseline, all ``(C, H, W)``. Values with small gradients move first,
         within ``distance`` of the straight line, until the distance to the photo is right.
         """
+        if step == self.steps - 1:  # at the photo, however the steps before were rounded
+            return torch.ones_like(share)
         share_on_line = (step + 1) / self.steps
         lowest = max(share_on_line - self.distance, 0.0)
         highest = min(share_on_line + self.distance, 1.0)
-        if step == self.steps - 1:
-            return torch.ones_like(share)
         length = difference.abs().double()
-        ranked_gradient = _ranked(gradient)
+        gradient_size = _in_coarse_steps(gradient)
         whole = length.sum()
         share = share.clamp(min=lowest)
         rank = int((share.numel() - 1) * self.fraction) + 1
         while True:
+            # by how much the distance to the photo has to fall yet
             missing = (length * (1 - share)).sum() - whole * (1 - share_on_line)
             can_move = (share < highest) & (length > 0)
             if missing <= TINY * whole or not bool(can_move.any()):
                 return share
+            # infinite, so that all of them move, where fewer than the fraction can
             threshold = (
-                torch.where(can_move, ranked_gradient, torch.inf).flatten().kthvalue(rank).values
+                torch.where(can_move, gradient_size, torch.inf).flatten().kthvalue(rank).values
             )
-            chosen = can_move & (ranked_gradient <= threshold)
+            chosen = can_move & (gradient_size <= threshold)
             # by how much the distance falls if all of these go as far as they may
             gain = (length * (highest - share))[chosen].sum()
             if bool(missing < gain):
@@ -172,6 +175,7 @@ class Walk(Search):
         x = self._inputs[self._image]
         difference = x - self._start
         images = torch.tensor([self._image], device=x.device)
+        # of the way to the photo, gone by each value
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self._method.steps):
             point = self._start + share.to(x) * difference
@@ -182,6 +186,7 @@ class Walk(Search):
             if self._changes is None:
                 self._values += gradient * ((further - share).to(x) * difference)
             else:
+                # the points' numbers, any here, are not looked at
                 self._changes.add(images, images, score_and_gradient)
             share = further
 
@@ -227,8 +232,9 @@ class _Changes(Accumulator):
         for image, score_and_gradient in zip(images.tolist(), values, strict=True):
             self._share_out(image, score_and_gradient[0])
             gradient = score_and_gradient[1:].reshape(self._x.shape[1:])
-            least = torch.finfo(gradient.dtype).tiny
-            square = (gradient / gradient.abs().max().clamp(min=least)).square()
+            tiny = torch.finfo(gradient.dtype).tiny
+            # squares of a small gradient itself would vanish
+            square = (gradient / gradient.abs().max().clamp(min=tiny)).square()
             # zero where all of the gradient is
             self._latest[image] = score_and_gradient[0], ratio(square, square.sum())
 
@@ -407,10 +413,10 @@ class XRAI(Method):
         # ranked on the CPU in float64
         images = zip(pixels.double().cpu(), torch.split(x, 1), strict=True)
         return torch.stack(
-            [self._ranked(image_pixels, image) for image_pixels, image in images]
+            [self._of_image(image_pixels, image) for image_pixels, image in images]
         ).to(x)
 
-    def _ranked(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    def _of_image(self, pixels: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         """Cut one image ``(1, C, H, W)`` into regions, and rank these by the attributions of its
         ``pixels`` ``(H, W)``. The paper's pixel counts are scaled to the image's area.
         """
@@ -418,14 +424,14 @@ class XRAI(Method):
         cuts: list[Regions] = [Felzenszwalb(scale) for scale in SCALES]
         if self.regions is not None:
             cuts = [self.regions]
-        regions = []
+        regions_of_all_cuts = []
         for cut in cuts:
             labels = cut(image)[0].cpu()
-            regions += [labels == number for number in range(int(labels.max()) + 1)]
-        masks = torch.stack(regions)
-        if self.regions is None:
-            masks = pixels_near(masks, round(DILATION * side_ratio))
-        return ranked(pixels, masks, max(1, round(LEAST * side_ratio**2)))
+            regions_of_all_cuts += [labels == number for number in range(int(labels.max()) + 1)]
+        masks = torch.stack(regions_of_all_cuts)
+        if self.regions is None:  # the paper's own regions are grown; given ones stay
+            masks = pixels_near(masks, by=round(DILATION * side_ratio))
+        return ranked(pixels, masks, least=max(1, round(LEAST * side_ratio**2)))
 
 
 def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tensor:
@@ -442,6 +448,7 @@ def ranked(pixels: torch.Tensor, masks: torch.Tensor, least: int) -> torch.Tenso
         newly_covered = regions[int(means.argmax())] & uncovered  # by the best region left
         values[newly_covered] = flat[newly_covered].mean()
         uncovered &= ~newly_covered
+        # they do not count for any region from now on
         in_region = regions[:, newly_covered]
         sums -= in_region.to(flat) @ flat[newly_covered]
         counts -= in_region.sum(1)

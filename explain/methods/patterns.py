@@ -88,7 +88,9 @@ def first_component(maps: torch.Tensor) -> torch.Tensor:
     direction, with the sign of the sum over channels: ``(N, h, w)``.
     """
     rows = maps.flatten(2).transpose(1, 2).double()  # (N, places, C)
-    if rows.shape[1] <= rows.shape[2]:
+    places, channels = rows.shape[1:]
+    # the smaller one of the two matrices of products, whose eigenvalues are the same
+    if places <= channels:
         projected = leading_component(rows @ rows.transpose(1, 2))
     else:
         _, direction = largest_eigenvector(rows.transpose(1, 2) @ rows)
@@ -159,6 +161,7 @@ class KPCACAM(FeatureMapPattern):
         maps = evidence.activations
         rows = maps.flatten(2).transpose(1, 2).double()
         kernel = self._kernel(rows - rows.mean(1, keepdim=True))
+        # of features that the kernel stands for, which are centred over places too
         mean = kernel.mean(1, keepdim=True)
         centred = kernel - mean - mean.transpose(1, 2) + kernel.mean((1, 2), keepdim=True)
         component = leading_component(centred)
@@ -168,7 +171,8 @@ class KPCACAM(FeatureMapPattern):
 
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
         """The kernel ``(N, places, places)`` of centred feature maps ``(N, places, C)``."""
-        gamma: Any = 1 / rows.shape[2] if not isinstance(self.gamma, float) else self.gamma
+        channels = rows.shape[2]
+        gamma: Any = self.gamma if isinstance(self.gamma, float) else 1 / channels
         if self.gamma == "scale":
             variance = rows.square().mean((1, 2), keepdim=True)
             gamma = gamma / torch.where(variance == 0, 1, variance)

@@ -66,6 +66,7 @@ class Squares(Regions):
         labels = torch.zeros((), dtype=torch.long, device=images.device)
         for count, side in zip(cells, size, strict=True):
             cells_along_side = torch.arange(side, device=images.device) * count // side
+            # row by row: a cell of the sides so far becomes a row of cells along this one
             labels = labels[..., None] * count + cells_along_side
         return labels.expand((len(images), *size))
 
@@ -115,6 +116,7 @@ class Quadtree(Regions):
         while True:
             widest = max(spreads, key=spreads.__getitem__)
             parts = halves(widest)
+            # negative: only single pixels are left
             if spreads[widest] < 0 or len(spreads) - 1 + len(parts) > self.count:
                 break
             del spreads[widest]
@@ -268,7 +270,8 @@ def region_values(values: torch.Tensor, labels: torch.Tensor) -> list[torch.Tens
 def pixels_near(region: torch.Tensor, by: float) -> torch.Tensor:
     """Grow regions ``(N, H, W)`` of truth values by all pixels no farther than ``by`` pixels from
     them."""
-    squared = torch.where(region, 0.0, torch.inf)  # distances, along one axis after the other
+    # distances squared add up over axes: along one after the other, the least of all shifts counts
+    squared = torch.where(region, 0.0, torch.inf)
     reach = int(by)
     for dim in range(1, region.ndim):
         along = F.pad(squared.movedim(dim, -1), (reach, reach), value=torch.inf)
@@ -289,6 +292,7 @@ def regions_of(value: Any) -> Any:
             return Squares(int(labels)) if labels.ndim == 0 else GivenRegions(labels)
         except (TypeError, ValueError, RuntimeError, MethodError):
             return value
+    # a class, such as Squares without brackets, is no value
     return None if isinstance(value, type) else value
 
 
@@ -333,6 +337,7 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
     neighbours, least differences first), then regions under ``least`` join a neighbour.
     """
     pixel_numbers = torch.arange(image[0].numel()).reshape(image.shape[1:])
+    # to the right, below, and along both diagonals
     neighbours = [
         (pixel_numbers[:, :-1], pixel_numbers[:, 1:]),
         (pixel_numbers[:-1], pixel_numbers[1:]),
@@ -346,6 +351,7 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
     order = weights.argsort(stable=True)
     ordered = weights[order].tolist()
     edges = list(zip(ordered, from_pixels[order].tolist(), to_pixels[order].tolist(), strict=True))
+    # a region is a tree of pixels, of which the root stands for it: each pixel alone at first
     roots = pixel_numbers.flatten().tolist()
     sizes = [1] * len(roots)
     largest_within = [0.0] * len(roots)
@@ -371,5 +377,5 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
             if min(sizes[a], sizes[b]) < least if by_size else alike:
                 roots[b] = a
                 sizes[a] += sizes[b]
-                largest_within[a] = weight
+                largest_within[a] = weight  # differences come in order: none was larger
     return in_a_row(torch.tensor([root(i) for i in range(len(roots))])).reshape(image.shape[1:])

@@ -110,7 +110,7 @@ class LRP(Method):
         super().__post_init__()
         is_named = not isinstance(self.composite, Composite)
         name = str(self.composite)
-        if is_named and name not in COMPOSITES:
+        if is_named and name not in COMPOSITES:  # an installed package may bring it
             load_plugins()
         if is_named and name not in COMPOSITES:
             suggestion = did_you_mean(name, COMPOSITES)
@@ -119,15 +119,19 @@ class LRP(Method):
                 f"{suggestion}"
             )
         check_range("lrp", self.low, self.high)
+        # is_open: it has a Box rule that is given no range
         if self.low is not None and not self._given.is_open:
             raise MethodError(
                 f"low and high of lrp must go with a composite of Box, got {self._given.name}"
             )
-        if self.concept is not None and (not self.concept[1] or min(self.concept[1]) < 0):
+        if self.concept is None:
+            return
+        _, channels = self.concept
+        if not channels or min(channels) < 0:
             raise MethodError(
                 f"concept of lrp must be like ('layer4', (3, 17)), got {shown(self.concept)}"
             )
-        if self.concept is not None and self.of_layer:
+        if self.of_layer:
             raise MethodError(
                 "concept of lrp must be left out for the relevance of a layer; name no layer"
             )

@@ -70,7 +70,7 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
             for is_seen in self.seen(evidence)
         ]
 
-        def masked(
+        def through_maps(
             images: torch.Tensor, channel: torch.Tensor, numbers: torch.Tensor
         ) -> torch.Tensor:
             """The masked images of these images and ``channel`` numbers ``(b,)``; an input without
@@ -79,9 +79,10 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
             if not evidence.size:  # an input beside the image that is no picture
                 return x[images]
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
+            # the runs of a map follow each other: the remainder says which one it is
             return self.masked(x[images], a[images, channel], numbers % self.times, places)
 
-        return samples_of_items(channels, masked)
+        return samples_of_items(channels, through_maps)
 
     @property
     def needs(self) -> frozenset[Need[Any]]:
@@ -387,15 +388,18 @@ def clustered(
         drawn_twice = along_height.T @ along_height @ maps @ (along_width.T @ along_width)
         of_cells = torch.outer(along_height.sum(0), along_width.sum(0)).flatten()
         products = drawn_twice.flatten(1) @ flat.T
-    else:
+    else:  # each cell has a drawing of its own
         alone = torch.eye(height * width).to(maps).reshape(-1, 1, height, width)
         cells = draw(alone, size, placement, smooth=False).flatten(1)
         of_cells = cells.sum(1)
         products = flat @ (cells @ cells.T) @ flat.T
+    # of_cells is what a cell of value 1 adds to the sum over the drawn map
     sums = (flat @ of_cells)[:, None]
+    # of drawn maps less their least values: masks, but for the spans, which a cosine does not see
     shifted = products - least * sums.T - sums * least.T + (size[0] * size[1]) * least * least.T
     lengths = shifted.diagonal().sqrt()
-    labels = complete_linkage(1 - shifted / lengths[:, None] / lengths, distance).to(maps.device)
+    cosines = shifted / lengths[:, None] / lengths
+    labels = complete_linkage(1 - cosines, distance).to(maps.device)
     clusters = maps.new_zeros((int(labels.max()) + 1, height, width))
     return clusters.index_add_(0, labels, maps / spans[varies, None, None])
 
@@ -590,11 +594,8 @@ class TIS(ScoredSamplesMethod):
         blocks = evidence[BlockTokens()]
         sizes = {tuple(block.shape[2:]) for block in blocks}
         if len(blocks) < 2 or len(sizes) != 1:
-            got = (
-                f"{len(blocks)} with maps of {', '.join(map(str, sorted(sizes)))}"
-                if blocks
-                else "none"
-            )
+            listed_sizes = ", ".join(map(str, sorted(sizes)))
+            got = f"{len(blocks)} with maps of {listed_sizes}" if blocks else "none"
             raise MethodError(
                 f"tis must have two transformer blocks with the same tokens, got {got}; take rise"
             )
@@ -628,9 +629,10 @@ def complete_linkage(distances: torch.Tensor, most: float) -> torch.Tensor:
     apart: Any = distances.double().cpu().clone().fill_diagonal_(torch.inf).numpy()
     labels = torch.arange(len(apart))
     while apart.min(initial=torch.inf) < most:
+        # row and column of the nearest two, of which the first one stands for both from now on
         first, other = sorted(divmod(int(apart.argmin()), len(apart)))
         labels[labels == other] = first
-        joined = apart[[first, other]].max(0)
+        joined = apart[[first, other]].max(0)  # the farther of both, which makes it complete
         joined[first] = torch.inf
         apart[first] = joined
         apart[:, first] = joined
@@ -645,8 +647,9 @@ def means(points: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     distinct: torch.Tensor = torch.unique(points, dim=0)
     if len(distinct) <= count:
         return distinct
-    centres: torch.Tensor = distinct[permutation(len(distinct), seed)[:count].to(points.device)]
-    cluster = torch.full((len(points),), -1, device=points.device)
+    beginnings = permutation(len(distinct), seed)[:count]
+    centres: torch.Tensor = distinct[beginnings.to(points.device)]
+    cluster = torch.full((len(points),), -1, device=points.device)  # none yet
     for _ in range(ROUNDS):
         nearest = torch.cdist(points, centres).argmin(1)
         if torch.equal(nearest, cluster):

@@ -5,7 +5,7 @@ import itertools
 import math
 from bisect import bisect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -55,24 +55,28 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     half_differences = (
         torch.cat([scores.new_full((1,), whole_gain), scores[::2] - scores[1::2]]) / 2
     )
-    if len(half_differences) == 2 ** (regions - 1):
+    if len(half_differences) == 2 ** (regions - 1):  # all pairs were run
         values = half_differences @ coefficients(signs)
         return Estimate(values, torch.zeros_like(values))
     # the covariance of two pairs depends on how many regions they agree in
     agreement = signs @ signs.T
     first_agreement = agreement[:ENOUGH, :ENOUGH]
     first_differences = half_differences[:ENOUGH]
-    fits = [_fit(first_agreement, first_differences, regions, *choice) for choice in CHOICES]
-    best_likelihood = max(fit.likelihood for fit in fits)
-    plausible = [fit for fit in fits if best_likelihood - fit.likelihood < PLAUSIBLE]
-    plausible.sort(key=lambda fit: -fit.likelihood)
+    fits = [
+        _fit(first_agreement, first_differences, regions, reach=reach, together=together)
+        for reach, together in CHOICES
+    ]
+    fits.sort(key=lambda fit: -fit.likelihood)
+    plausible = [fit for fit in fits if fits[0].likelihood - fit.likelihood < PLAUSIBLE]
     # variances are compared by the first pairs; the fit is then made with all
     if len(half_differences) > ENOUGH:
         plausible = [
-            _fit(agreement, half_differences, regions, fit.reach, fit.together) for fit in plausible
+            _fit(agreement, half_differences, regions, reach=fit.reach, together=fit.together)
+            for fit in plausible
         ]
     best = plausible[0]
-    freedom = len(half_differences) - regions
+    degrees_of_freedom = len(half_differences) - regions
+    # the best linear estimate: covariances with the values, times the inverse of those of pairs
     values = (
         best.across(signs).T @ torch.cholesky_solve(half_differences[:, None], best.factor)[:, 0]
     )
@@ -80,11 +84,13 @@ def regress_pairs(seen: torch.Tensor, scores: torch.Tensor, whole: float, blank:
     # likelihood. The first M pairs are fitted without a miss, so there is none before M + max(M,
     # TESTED) pairs.
     error = None
-    if freedom > max(regions, TESTED):
+    if degrees_of_freedom > max(regions, TESTED):
         likelihoods = signs.new_tensor([fit.likelihood - best.likelihood for fit in plausible])
-        squares = torch.stack([fit.error(signs).square() for fit in plausible])
-        error = student_factor(freedom) * (likelihoods.softmax(0) @ squares).sqrt()
-    return Estimate(values + (whole_gain - values.sum()) / regions, error)
+        variances = torch.stack([fit.error(signs).square() for fit in plausible])
+        error = student_factor(degrees_of_freedom) * (likelihoods.softmax(0) @ variances).sqrt()
+    # values add up but for rounding errors, which are shared out equally
+    missing = whole_gain - values.sum()
+    return Estimate(values + missing / regions, error)
 
 
 @dataclass(frozen=True)
@@ -104,44 +110,51 @@ class _Fit:
         in units of the variance of single regions; ``signs``: 1 seen, -1 covered.
         """
         regions = signs.shape[1]
-        of_reach, _ = _value_covariances(regions, self.reach)
-        of_rest, _ = _value_covariances(regions, 1.0)
-        by_like = [
-            2 / regions + self.together * one + REST * rest
-            for one, rest in zip(of_reach, of_rest, strict=True)
+        together_covariances, _ = _value_covariances(regions, self.reach)
+        rest_covariances, _ = _value_covariances(regions, 1.0)
+        by_alike = [
+            2 / regions + self.together * of_together + REST * of_rest
+            for of_together, of_rest in zip(together_covariances, rest_covariances, strict=True)
         ]
-        like = (signs * signs.sum(1, keepdim=True) + regions) / 2
-        return signs * signs.new_tensor(by_like)[like.round().long() - 1]
+        # how many regions of a pair are seen or covered as this one is, itself counted: from 1 on
+        alike = (signs * signs.sum(1, keepdim=True) + regions) / 2
+        return signs * signs.new_tensor(by_alike)[alike.round().long() - 1]
 
     def error(self, signs: torch.Tensor) -> torch.Tensor:
         """The posterior standard deviation of each value ``(M,)`` from pairs ``signs``
         ``(n, M)``."""
-        solved = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
-        explained = solved.square().sum(0)
+        whitened = torch.linalg.solve_triangular(self.factor, self.across(signs), upper=False)
+        explained = whitened.square().sum(0)
         regions = signs.shape[1]
-        _, of_reach = _value_covariances(regions, self.reach)
-        _, of_rest = _value_covariances(regions, 1.0)
+        _, together_variance = _value_covariances(regions, self.reach)
+        _, rest_variance = _value_covariances(regions, 1.0)
         # the variance of a Shapley value before any pair has been run
-        prior = 4 / regions + self.together * of_reach + REST * of_rest
+        prior = 4 / regions + self.together * together_variance + REST * rest_variance
         # what the observed pairs leave of it
         unexplained = (prior - explained).clamp(min=0)
         return torch.sqrt(self.scale * unexplained)
 
 
 def _fit(
-    inner_products: torch.Tensor, half: torch.Tensor, regions: int, reach: float, together: float
+    inner_products: torch.Tensor,
+    differences: torch.Tensor,
+    regions: int,
+    *,
+    reach: float,
+    together: float,
 ) -> _Fit:
-    """Fit half differences ``(n,)`` of pairs, whose signs have these ``inner_products`` ``(n, n)``,
-    under prior variances of what regions do alone, 1, and ``together``."""
+    """Fit half ``differences`` ``(n,)`` of pairs, whose signs have these ``inner_products`` ``(n,
+    n)``, under prior variances of what regions do alone, 1, and ``together``."""
     covariance = inner_products / regions + together * _together(inner_products, regions, reach)
     covariance.diagonal().add_(REST)
     factor = torch.linalg.cholesky(covariance)
-    whitened = torch.linalg.solve_triangular(factor, half[:, None], upper=False)
+    whitened = torch.linalg.solve_triangular(factor, differences[:, None], upper=False)
+    # both variances are in units of this one, with which the differences are most likely
     scale = whitened.square().mean()
-    log_scale = scale.clamp(min=1e-300).log()
+    log_scale = scale.clamp(min=1e-300).log()  # the scale is 0 where all scores are equal
     log_determinant = factor.diagonal().log().sum()
-    likelihood = -float(0.5 * len(half) * log_scale + log_determinant)
-    return _Fit(likelihood, reach, together, factor, scale)
+    likelihood = -float(0.5 * len(differences) * log_scale + log_determinant)
+    return _Fit(likelihood, reach=reach, together=together, factor=factor, scale=scale)
 
 
 def _together(inner_products: torch.Tensor, regions: int, reach: float) -> torch.Tensor:
@@ -171,11 +184,14 @@ def _value_covariances(regions: int, reach: float) -> tuple[list[float], float]:
     decay = (1 - reach) / (1 + reach)
     unit = regions * math.log1p(reach) + math.log1p(-(decay**regions))
     seen_beside = np.arange(regions)[:, None]
+    # the sum over all sets with the region is (1 + u)^seen (1 - u)^covered; with the same for -u,
+    # the sets of even size fall out
     logs = seen_beside * np.log1p(u) + seen_beside[::-1] * np.log1p(-u) - unit
-    one_way = np.exp(logs) @ (reach * weights)
-    ends = np.exp(regions * np.log1p(u) - unit) - np.exp(regions * np.log1p(-u) - unit)
-    variance = ends / u @ (reach * weights) * 2 / regions
-    return (one_way + one_way[::-1]).tolist(), float(variance)
+    of_all_sizes = np.exp(logs) @ (reach * weights)
+    covariances = of_all_sizes + of_all_sizes[::-1]
+    of_odd_sizes = np.exp(regions * np.log1p(u) - unit) - np.exp(regions * np.log1p(-u) - unit)
+    variance = of_odd_sizes / u @ (reach * weights) * 2 / regions
+    return covariances.tolist(), float(variance)
 
 
 def coefficients(signs: torch.Tensor) -> torch.Tensor:
@@ -183,7 +199,9 @@ def coefficients(signs: torch.Tensor) -> torch.Tensor:
     M)``, from the signs ``(n, M)`` of all pairs: 1 for a seen region, -1 for a covered one."""
     regions = signs.shape[1]
     sizes = ((signs.sum(1) + regions) / 2).round().long().tolist()
+    # Shapley's weights, 1 / (M comb(M - 1, s)) for s other regions seen, twice for half differences
     weights_if_seen = [2 / regions / math.comb(regions - 1, size - 1) for size in sizes]
+    # no region is covered where all are seen: that size only must not fail
     weights_if_covered = [
         -2 / regions / math.comb(regions - 1, min(size, regions - 1)) for size in sizes
     ]
@@ -223,7 +241,8 @@ def drawn_pairs(regions: int, pairs: int, seed: int) -> torch.Tensor:
     twice. All there are, in random order, if ``pairs`` is that many. Cached.
     """
     generator = seeded(seed)
-    if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:
+    if regions <= 24 and pairs >= 2 ** (regions - 1) - 1:  # all of more would fill the memory
+        # a bit for each region; the last one is never seen here: it is in the opposite coalition
         numbers = torch.arange(1, 2 ** (regions - 1), device="cpu")
         coalitions = (numbers[:, None] >> torch.arange(regions, device="cpu")) & 1 == 1
         return coalitions[torch.randperm(len(coalitions), generator=generator, device="cpu")]
@@ -246,17 +265,21 @@ def _coalitions(regions: int, pairs: int, generator: torch.Generator) -> Iterato
     regions are seen. Their sizes are spread as evenly as can be by a sequence of equal gaps.
     """
     if pairs < 2 * regions:
-        places = torch.randperm(regions, generator=generator, device="cpu").argsort()
+        positions = torch.randperm(regions, generator=generator, device="cpu").argsort()
         for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
-            yield places < size
+            yield positions < size
     sizes = range(1, regions // 2 + 1)
+    # a size stands for its opposite's, M - size, too, and counts twice, unless both are the same
     weights = [(1 + (2 * size < regions)) / math.sqrt(size * (regions - size)) for size in sizes]
-    ends = [*itertools.accumulate(weights)]
+    # each size has an arc of a circle, as long as its weight
+    arc_ends = [*itertools.accumulate(weights)]
     turn = float(uniform((), generator))
     while True:
-        for places in uniform((AT_ONCE, regions), generator).argsort(1).argsort(1):
+        # ranks of random numbers: a random order of the regions in each row
+        for positions in uniform((AT_ONCE, regions), generator).argsort(1).argsort(1):
             turn = (turn + GOLDEN) % 1
-            yield places <= bisect(ends, turn * ends[-1])
+            size = 1 + bisect(arc_ends, turn * arc_ends[-1])
+            yield positions < size
 
 
 def score_gain(method: "ShapleyMethod | PartitionSHAP", evidence: Evidence) -> torch.Tensor:
@@ -348,18 +371,21 @@ def faithful_interactions(
     """Return what regions do alone and in pairs, ``(M, M)``, symmetric, in sums over seen regions
     nearest to ``scores`` ``(P,)`` under the Shapley kernel; exact for the whole and blank image."""
     regions = seen.shape[1]
+    # the pairs of regions, each with itself among them
     first, second = torch.triu_indices(regions, regions, device=seen.device)
-    together = seen[:, first] * seen[:, second]
-    # the sum of all is given: the last one follows from the others
-    last = together[:, -1:]
+    both_seen = seen[:, first] * seen[:, second]
+    # all pairs add up to the gain of the whole image: the last one follows from the others
+    last_seen = both_seen[:, -1:]
     gain = whole - blank
     sizes = seen.sum(1).round().long()
     counts = sizes.bincount(minlength=regions + 1)
     # each size counts as much as in the kernel, however many of its coalitions were run
     weights = (regions - 1) / (sizes * (regions - sizes) * counts[sizes]).to(seen)
+    # least squares with weights: both sides times their roots
     root = weights.sqrt()[:, None]
-    wanted = (scores - blank)[:, None] - gain * last
-    solved = torch.linalg.lstsq(root * (together[:, :-1] - last), root * wanted).solution[:, 0]
+    unknown_part = both_seen[:, :-1] - last_seen
+    gains_less_last = (scores - blank)[:, None] - gain * last_seen
+    solved = torch.linalg.lstsq(root * unknown_part, root * gains_less_last).solution[:, 0]
     values = seen.new_zeros(regions, regions)
     values[first, second] = torch.cat([solved, (gain - solved.sum())[None]])
     return torch.triu(values) + torch.triu(values, 1).T
@@ -384,10 +410,11 @@ class Permutations(CoalitionDesign):
         orders = []
         for _ in range(self.samples // self.unit(regions)):
             order = torch.randperm(regions, generator=generator, device="cpu")
-            places = torch.stack([order, order.flip(0)]).argsort(1)
-            orders.append(
-                (places[:, None] < torch.arange(1, regions, device="cpu")[:, None]).flatten(0, 1)
-            )
+            # the position of each region in the order, and in its reverse
+            positions = torch.stack([order, order.flip(0)]).argsort(1)
+            sizes = torch.arange(1, regions, device="cpu")[:, None]
+            # in a coalition of each size, the first regions of the order are seen
+            orders.append((positions[:, None] < sizes).flatten(0, 1))
         return torch.cat(orders)
 
     def unit(self, regions: int) -> int:
@@ -450,11 +477,14 @@ class ShapleySampling(ShapleyMethod):
             values = seen.new_tensor([whole - blank])
             return Estimate(values, torch.zeros_like(values))
         orders = seen.reshape(-1, regions - 1, regions)
-        with_empty = F.pad(orders, (0, 0, 1, 0))
-        uncovered = F.pad(with_empty, (0, 0, 0, 1), value=1.0).diff(dim=1)
+        # each order goes from nothing seen (blank) to all seen (whole)
+        from_empty = F.pad(orders, (0, 0, 1, 0))
+        # 1 for the region that a step uncovers
+        uncovered = F.pad(from_empty, (0, 0, 0, 1), value=1.0).diff(dim=1)
         from_blank = F.pad(scores.reshape(-1, regions - 1), (1, 0), value=blank)
-        steps = F.pad(from_blank, (0, 1), value=whole).diff(dim=1)
-        gains_of_orders = torch.einsum("nsm,ns->nm", uncovered, steps)
+        gains_of_steps = F.pad(from_blank, (0, 1), value=whole).diff(dim=1)
+        gains_of_orders = torch.einsum("nsm,ns->nm", uncovered, gains_of_steps)
+        # an order and its reverse are not independent: their mean is one observation
         gains = gains_of_orders.reshape(-1, 2, regions).mean(1)
         values = gains.mean(0)
         pairs = len(gains)
@@ -614,18 +644,21 @@ class _Tree(Search):
         """
         whole = float(evidence[whole_score(method.score)][image])
         blank = float(evidence[blank_score(method.baseline, method.score)][image])
-        cell = tuple((0, side) for side in evidence.size)
+        all_pixels = tuple((0, side) for side in evidence.size)
         self._method = method
         self._image = image
-        self._like = evidence.inputs
+        # for the size, the type and the device of masks and of the map
+        self._inputs = evidence.inputs
+        # of images by the cells that are seen in them, in the order of ValuedCell.seen and its own
         self._scores: dict[tuple[Cell, ...], float] = {}
-        self._parts = [ValuedCell(cell, (), blank, whole)]
+        # what the image is cut into by now, each cell in each of its settings
+        self._parts = [ValuedCell(all_pixels, seen=(), without=blank, within=whole)]
 
     @property
     def planned(self) -> int:
         """The budget of runs, or the runs by now where no cell is left to cut or too few runs are
         left for one more."""
-        can_go_on = self._next(1) and self._method.samples - self.samples >= 2
+        can_go_on = self._to_cut(at_most=1) and self._method.samples - self.samples >= 2
         return self._method.samples if can_go_on else self.samples
 
     def steps(self) -> Steps:
@@ -633,16 +666,18 @@ class _Tree(Search):
         the scores of halves. Scores are kept, so that no image is run twice.
         """
         while True:
-            runs_left = self._method.samples - self.samples
+            # each half of a cell takes a run
+            affordable = (self._method.samples - self.samples) // 2
             # cut few cells at a time at first, when little is known
-            chosen = self._next(min(TOGETHER, 1 + self.samples // 8, runs_left // 2))
+            chosen = self._to_cut(at_most=min(TOGETHER, 1 + self.samples // 8, affordable))
             if not chosen:
                 return
             wanted = [(*part.seen, half) for part, halves in chosen for half in halves]
             unscored = [cells for cells in dict.fromkeys(wanted) if cells not in self._scores]
             if unscored:
+                mask_of_cells = partial(box_mask, like=self._inputs)
                 shown = ShownParts(
-                    self._method.baseline, self._image, unscored, partial(box_mask, like=self._like)
+                    self._method.baseline, self._image, parts=unscored, mask=mask_of_cells
                 )
                 scores = yield Scores(shown, ScoreOf(self._method.score))
                 self._scores.update(zip(unscored, scores.double().tolist(), strict=True))
@@ -652,13 +687,13 @@ class _Tree(Search):
             cut_now = {id(part) for part, _ in chosen}
             self._parts = [part for part in self._parts if id(part) not in cut_now] + halved
 
-    def _next(self, most: int) -> list[tuple[ValuedCell, tuple[Cell, Cell]]]:
-        """The cells to cut next, at most ``most``, by the size of their values, each with its two
-        halves; cells of a single pixel are passed over.
+    def _to_cut(self, *, at_most: int) -> list[tuple[ValuedCell, tuple[Cell, Cell]]]:
+        """The cells to cut next, by the size of their values, each with its two halves; cells of a
+        single pixel are passed over.
         """
         chosen: list[tuple[ValuedCell, tuple[Cell, Cell]]] = []
         for part in sorted(self._parts, key=lambda part: -abs(part.value)):
-            if len(chosen) >= most:
+            if len(chosen) >= at_most:
                 break
             halves = cut(part.cell)
             if halves is not None:
@@ -668,7 +703,7 @@ class _Tree(Search):
     def map(self) -> torch.Tensor:
         """The map of `PartitionSHAP` ``(1, H, W)`` by now: the value of each cell, spread evenly
         over its pixels."""
-        values = self._like.new_zeros(self._like.shape[2:])
+        values = self._inputs.new_zeros(self._inputs.shape[2:])
         for part in self._parts:
             pixels = pixels_of(part.cell)
             values[pixels] += part.value / values[pixels].numel()
@@ -683,8 +718,10 @@ def _halved(
     """
     parts = []
     for half, other in (halves, halves[::-1]):
-        with_half = scores[*part.seen, half]
-        with_other = scores[*part.seen, other]
-        parts.append(ValuedCell(half, part.seen, part.without, with_half, part.share / 2))
-        parts.append(ValuedCell(half, (*part.seen, other), with_other, part.within, part.share / 2))
+        half_alone = replace(part, cell=half, within=scores[*part.seen, half], share=part.share / 2)
+        seen_too = (*part.seen, other)
+        beside_other = replace(
+            half_alone, seen=seen_too, without=scores[seen_too], within=part.within
+        )
+        parts += [half_alone, beside_other]
     return parts

@@ -143,6 +143,7 @@ class LIME(CoveredRegions):
         runs, regions = seen.shape
         samples = torch.cat([torch.ones_like(seen[:1]), seen])
         targets = torch.cat([scores.new_tensor([whole]), scores])
+        # the cosine distance of what is seen to the whole photo
         distance = 1 - samples.mean(1).sqrt()
         weights = torch.exp(-((distance / self.width) ** 2))
         total = weights.sum()
@@ -158,19 +159,23 @@ class LIME(CoveredRegions):
         values = inverse @ (centred_samples.T @ (weights * centred_targets))
         residuals = centred_targets - centred_samples @ values
         spread = float(weights @ centred_targets.square())
+        # scores that are all equal are explained in full
         r2 = 1 - float(weights @ residuals.square()) / spread if spread > 0 else 1.0
-        freedom = runs - regions
-        if freedom < FEWEST:
-            return Estimate(values, None, r2)
+        degrees_of_freedom = runs - regions
+        if degrees_of_freedom < FEWEST:
+            return Estimate(values, r2=r2)
+        # weights / total is the intercept's part; a leverage of 1 would leave nothing to divide by
         leverage = (
             (centred_samples @ inverse * centred_samples).sum(1) * weights + weights / total
         ).clamp(max=0.99)
         # robust (HC3): each residual as if its run had not been fitted
         influences = centred_samples * (weights * residuals / (1 - leverage))[:, None]
         variance = (inverse @ (influences.T @ influences) @ inverse).diagonal().clamp(min=0)
-        shrunk = self.ridge * inverse @ values  # how far the penalty moves values, to first order
-        shrunk = shrunk + self.ridge * inverse @ shrunk
-        return Estimate(values, torch.hypot(floored_error(variance, freedom), shrunk), r2)
+        # how far the penalty has moved values, to second order: from larger ones than these
+        first_order = self.ridge * inverse @ values
+        shrinkage = first_order + self.ridge * inverse @ first_order
+        error = torch.hypot(floored_error(variance, degrees_of_freedom), shrinkage)
+        return Estimate(values, error, r2=r2)
 
 
 @dataclass(frozen=True)
@@ -276,14 +281,16 @@ class SobolPoints(CoalitionDesign):
         engine: Any = torch.quasirandom.SobolEngine  # torch has no types for it
         rows = []
         for sequence in range(self.samples // self.unit(regions)):
+            # another one for each sequence, and none that a near seed of the method has too
             seed = (self.seed * 1_000_003 + sequence) % 2**31
             # The first point is rounded to the default dtype; in float32 it is the same under each.
             points = engine(2 * regions, scramble=True, seed=seed).draw(
                 DESIGNS, dtype=torch.float32
             )
+            # the first half of a point's 2 M coordinates is A, the second B
             a, b = points.double().reshape(DESIGNS, 2, 1, regions).unbind(1)
-            mixed = torch.where(torch.eye(regions, dtype=torch.bool), b, a)
-            rows.append(torch.cat([a, b, mixed], 1).flatten(0, 1))
+            one_from_b = torch.where(torch.eye(regions, dtype=torch.bool), b, a)
+            rows.append(torch.cat([a, b, one_from_b], 1).flatten(0, 1))
         return torch.cat(rows)
 
     def unit(self, regions: int) -> int:
@@ -352,21 +359,21 @@ class Sobol(GridSensitivity):
         """The total Sobol index of each cell ``(M,)`` by Jansen's estimator, from the scores in the
         order of `SobolPoints.rows`; its error from leaving out one sequence in turn, from three
         sequences on."""
+        # the scores of each design are those at A, at B, and with one cell after the other from B
         designs = scores.reshape(-1, DESIGNS, seen.shape[1] + 2)
         at_a = designs[:, :, :1]
         halves = (at_a - designs[:, :, 2:]).square().sum(1) / (2 * DESIGNS)  # (sequences, M)
         at_a_and_b = designs[:, :, :2].flatten(1)
         values = _indices(halves, at_a_and_b)
         sequences = len(designs)
-        if sequences < FEWEST_PARTS or bool(
-            scores.max() - scores.min() <= 1e-6 * scores.abs().max()
-        ):
+        # equal but for rounding, which would be all that errors tell
+        all_equal = bool(scores.max() - scores.min() <= 1e-6 * scores.abs().max())
+        if sequences < FEWEST_PARTS or all_equal:
             return Estimate(values)
         numbers = torch.arange(sequences, device=scores.device)
-        stays = [numbers != k for k in range(sequences)]
-        return Estimate(
-            values, left_out_error(_indices(halves[rows], at_a_and_b[rows]) for rows in stays)
-        )
+        all_but_one = [numbers != left_out for left_out in range(sequences)]
+        without = (_indices(halves[rows], at_a_and_b[rows]) for rows in all_but_one)
+        return Estimate(values, left_out_error(without))
 
 
 class HalfMasks(CoalitionDesign):
@@ -452,7 +459,8 @@ class HSIC(GridSensitivity):
         parts = min(10, len(seen) // GROUP)
         if parts < FEWEST_PARTS or not bool(differ.any()):
             return Estimate(values)
+        # whole groups, in each of which every cell is seen in half of the runs
         part = torch.arange(len(seen), device=seen.device) // GROUP % parts
-        stays = [part != k for k in range(parts)]
-        without = (hsic(seen[rows], kernel[rows][:, rows]) for rows in stays)
+        all_but_one = [part != left_out for left_out in range(parts)]
+        without = (hsic(seen[rows], kernel[rows][:, rows]) for rows in all_but_one)
         return Estimate(values, left_out_error(without))

@@ -352,7 +352,7 @@ class MappedBack(Reducer):
         """The sums ``(N, 2, ...)`` over the views of each image: of the maps moved back to the
         image's place, and of how much each view covers there.
         """
-        ndim = evidence.inputs.ndim
+        image_dims = evidence.inputs.ndim
 
         def mapped_back(
             images: torch.Tensor, numbers: torch.Tensor, values: torch.Tensor
@@ -365,7 +365,9 @@ class MappedBack(Reducer):
             view at each place: ``(2, ...)``.
             """
             scale, flip = self.views.kinds[number]
-            as_image = value[None] if value.ndim == ndim - 1 else value[None, None]
+            has_channels = value.ndim == image_dims - 1
+            as_image = value[None] if has_channels else value[None, None]
+            # both are zero where the view does not show the image
             moved = _shown(as_image, 1 / scale, flip, padding="zeros")
             coverage = _shown(torch.ones_like(as_image), 1 / scale, flip, padding="zeros")
             return torch.cat([moved, coverage]).reshape((2, *value.shape))
@@ -444,6 +446,7 @@ def _shown(x: torch.Tensor, scale: float, flip: bool, *, padding: str) -> torch.
     if x.ndim < 4:  # an input beside the image that is no picture
         return x
     if scale != 1:
+        # each pixel of the result is read off the image, nearer to its centre: 1 / scale
         axes = [1 / scale, 1 / scale, *[1.0] * (x.ndim - 4)]  # width, height, time
         theta = F.pad(torch.tensor(axes, dtype=torch.float64, device="cpu").diag(), (0, 1))[None]
         grid = F.affine_grid(theta.to(x), list(x.shape), align_corners=False)

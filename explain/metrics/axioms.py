@@ -249,10 +249,11 @@ class ADCC(ReattributionMetric):
         """The harmonic mean ``(N,)`` of coherency, simplicity and kept probability, 0 where one of
         them has failed entirely, from the ``numbers`` ``(N, 1, 2)`` of `compare`."""
         original = data.need_probability(OTHER).double()
-        seen, heatmap_correlation = numbers[:, 0].unbind(1)
+        seen, heatmap_correlation = numbers[:, 0].unbind(1)  # of the only variant
         coherency = (1 + heatmap_correlation) / 2
         heatmaps = data.maps.heatmap.flatten(1)
         complexity = heatmaps.double().mean(1)
+        # a smaller probability is set to NaN below
         drop = (original - seen).clamp(min=0) / original.clamp(min=SMALL)
         qualities = torch.stack([coherency, 1 - complexity, 1 - drop], 1)
         value = 3 / (1 / qualities.clamp(min=0)).sum(1)  # 0 where one of them is

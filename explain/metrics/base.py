@@ -172,7 +172,10 @@ class Metric(CheckedFields):
         """Derive the class attributes ``name`` and ``paper`` that a subclass does not give: from
         the name of the class, and from the citation in its docstring."""
         super().__init_subclass__()
-        cited = PAPER.search(" ".join((cls.__doc__ or "").split()))
+        # in one line, as a citation may be broken
+        docstring = " ".join((cls.__doc__ or "").split())
+        cited = PAPER.search(docstring)
+        # vars: what the base class has does not count
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
         if cited and "paper" not in vars(cls):
@@ -299,6 +302,7 @@ class ScoreRequest:
         if self.blank is not None:
             scores = torch.where(self.places == COVERED, evidence[self.blank][:, None], scores)
         if self.perturbed is not None:
+            # UNCHANGED and COVERED are negative: they get any score here, which is not taken
             sample_scores = evidence[self.perturbed][self.places.clamp(min=0)]
             scores = torch.where(self.places >= 0, sample_scores, scores)
         return scores.expand(self.places.shape)  # type: ignore[no-any-return]
@@ -357,6 +361,7 @@ def cover_ranks(
     high = torch.minimum(torch.as_tensor(end).to(ranks).expand(len(ranks), -1), most)
     images = torch.arange(len(ranks)).to(ranks)[:, None].expand_as(low)
     places = torch.where(low >= high, UNCHANGED, torch.full_like(low, COVERED))
+    # neither nothing nor all: these need perturbed images of their own, one for equal intervals
     is_part = (low < high) & ((low > 0) | (high < most))
     intervals = torch.stack([images, low, high], -1)[is_part]
     intervals, places[is_part] = torch.unique(intervals, dim=0, return_inverse=True)

@@ -196,40 +196,44 @@ def check_maps(
         raise MetricError("maps must hold at least one map to be checked; explain the photo first")
     Settings(**options)  # wrong ones are refused here, and not measured later
     run = partial(evaluate, model, x, target=target, **options)
-    # no mark depends on uncovering
+    # no mark depends on uncovering, which is why few places do
     covering = [Covering(seed=seed), Covering(uncover=True, placements=4, seed=seed)]
+    # metrics that run the method again
     again: tuple[Any, ...] = (
         MPRT(steps=1, share=0.5, copies=2, seed=seed),
         RandomLogit(seed=seed),
         Sensitivity(samples=4, seed=seed),
     )
     notes: dict[str, str] = {}
-    values = {
+    # of the images that these are laid on, only the size counts
+    own_maps = {
         name: Maps.of(name, attribution, torch.zeros(1, 1, *attribution.size))
         for name, (_, attribution) in maps.items()
     }
-    varying = {name: pair for name, pair in maps.items() if not values[name].constant[0]}
+    # what is constant has its marks without a run
+    varying = {name: pair for name, pair in maps.items() if not own_maps[name].constant[0]}
     with muted():  # the texts contain it
         results = _evaluated(run, varying, covering)
+        # a target that is no class has no probability: all metrics of it have failed
         is_probability = any(isinstance(result, MetricResult) for result in results.values())
         if not is_probability:
             of_score = [replace(metric, score="logit") for metric in covering]
             results = _evaluated(run, varying, of_score)
         repeated = {}
         for name, (method, attribution) in varying.items():
-            place: Any = {
+            laid_out: Any = {
                 "layer": attribution.layer,
                 "fuse": attribution.fuse,
                 "placement": attribution.placed,
             }
-            cost = partial(_cost, model, x, {**place, "target": target})
+            cost = partial(_cost, model, x, {**laid_out, "target": target})
             fewer = next((few for few in _reduced(method) if cost(few) <= MOST_PASSES), None)
             if fewer is None:
                 why = MetricError(f"a map takes {cost(method):,.0f} passes")
                 results |= {(name, metric.name): why for metric in again}
                 continue
             if fewer is not method:
-                attribution = attribute(model, x, fewer, target=target, **place, **options)
+                attribution = attribute(model, x, fewer, target=target, **laid_out, **options)
                 counts = {key: value for key, value in options_of(fewer).items() if key in COUNTS}
                 words = ", ".join(f"{key}={value}" for key, value in counts.items())
                 notes[name] = f"run again with {words}, for a map takes {cost(method):,.0f} passes"
@@ -237,14 +241,14 @@ def check_maps(
         results |= _evaluated(run, repeated, again)
     checks = {}
     for name in maps:
-        in_words = _InWords(values[name], results, label, is_probability)
+        in_words = _InWords(own_maps[name], results, label, is_probability)
         checks[name] = MapCheck(
             name,
-            in_words.similarity("model", "mprt-upper"),
-            in_words.similarity("class", "randomlogit"),
-            in_words.covering(),
-            in_words.stability(),
-            notes.get(name, ""),
+            model=in_words.similarity("model", "mprt-upper"),
+            of_class=in_words.similarity("class", "randomlogit"),
+            covering=in_words.covering(),
+            stability=in_words.stability(),
+            note=notes.get(name, ""),
         )
     return Check(label, checks, seed)
 
@@ -257,7 +261,7 @@ def _evaluated(run: Callable[..., Table], maps: Pairs, metrics: Sequence[Metric]
     try:
         table = run(maps, metrics)
     except ExplainError as error:
-        if len(maps) == len(metrics) == 1:
+        if len(maps) == len(metrics) == 1:  # alone already
             return {(name, metrics[0].name): error for name in maps}
         results: Found = {}
         for metric in metrics:
@@ -279,7 +283,7 @@ def _reduced(method: Method) -> Iterator[Method]:
             fewer = _with_samples(method, count)
         except MethodError:  # the option has a larger minimum
             return
-        if fewer == method:
+        if fewer == method:  # it has no such option, or no more than so many
             return
         yield fewer
 
@@ -289,6 +293,7 @@ def _with_samples(method: Method, count: int) -> Method:
     all_options = options_of(method)
     wrapped = all_options.get("method")
     has_counts = isinstance(wrapped, Method) and any(name in options_of(wrapped) for name in COUNTS)
+    # the runs of both multiply
     share = isqrt(count) if has_counts else count
     fewer: dict[str, Any] = {
         name: min(all_options[name], share)
@@ -306,6 +311,13 @@ def _cost(model: nn.Module, x: Any, place: Any, method: Method) -> float:
     return planned.passes + planned.rows if math.isfinite(planned.cost()) else math.inf
 
 
+def _mark(*, is_good: bool, is_fair: bool) -> Mark:
+    """✓ for what is good, ? for what is fair, else ✗, as for NaN."""
+    if is_good:
+        return "✓"
+    return "?" if is_fair else "✗"
+
+
 @dataclass(frozen=True, eq=False)
 class _InWords:
     """Makes the results of one map from the results of the metrics."""
@@ -318,12 +330,13 @@ class _InWords:
     def _result_or_why_none(self, name: str, metric: str) -> MetricResult | CheckResult:
         """The result of a metric; where the map is constant or was not measured, that of the check,
         which says so."""
+        unmeasured = partial(CheckResult, name, value=math.nan, reference=math.nan)
         if self.maps.constant[0]:
             what = "zero everywhere" if self.maps.zero[0] else "constant"
-            return CheckResult(name, math.nan, math.nan, "✗", f"the map is {what}")
+            return unmeasured(mark="✗", text=f"the map is {what}")
         result = self.results[self.maps.name, metric]
         if isinstance(result, ExplainError):
-            return CheckResult(name, math.nan, math.nan, "?", f"not measured: {result}")
+            return unmeasured(mark="?", text=f"not measured: {result}")
         return result
 
     def similarity(self, name: str, metric: str) -> CheckResult:
@@ -332,9 +345,9 @@ class _InWords:
         if isinstance(result, CheckResult):
             return result
         value = float(result.value[0])
-        mark: Mark = "✓" if value < LITTLE else "?" if value < SIMILAR else "✗"
+        mark = _mark(is_good=value < LITTLE, is_fair=value < SIMILAR)
         text = f"a correlation of {value:.2f} {REFERENCES[name]} (1: the same map)"
-        return CheckResult(name, value, 1.0, mark, text)
+        return CheckResult(name, value, reference=1.0, mark=mark, text=text)
 
     def covering(self) -> CheckResult:
         """The result of `Covering`: the marked part has to matter more than in the other places."""
@@ -345,10 +358,11 @@ class _InWords:
                 return result
             of_metrics.append(result.parts)
         covered, alone = of_metrics
+        # the scores without the marked part, and without as much in each of the other places
         marked = covered["marked"][0]
         elsewhere = covered["others"][0]
         ahead = float((marked < elsewhere).double().mean())
-        mark: Mark = "✓" if ahead >= AHEAD else "?" if ahead >= 0.5 else "✗"
+        mark = _mark(is_good=ahead >= AHEAD, is_fair=ahead >= 0.5)
         whole = self._amount(covered["original"][0])
         unit = " %" if self.is_probability else ""
         text = (
@@ -377,9 +391,10 @@ class _InWords:
             return result
         value = float(result.value[0])
         values = self.maps.values.double().flatten()
+        # two draws of the same values differ by twice their variance in the mean square
         reference = math.sqrt(2 * float(values.var(correction=0) / values.square().mean()))
         share = value / reference
-        mark: Mark = "✓" if share < 0.5 else "?" if share < 1 else "✗"
+        mark = _mark(is_good=share < 0.5, is_fair=share < 1)
         text = (
             f"{value:.2f} of its length changes under slight noise (the same values shuffled: "
             f"{reference:.2f})"
@@ -399,6 +414,7 @@ def check_explained(explanation: Any, methods: Sequence[str], index: int, **opti
         )
     attributions = [explanation.on_input(index)[name] for name in methods]
     first = attributions[0]
+    # method objects of the caller, whose options their names do not tell
     own_methods = [] if isinstance(session.methods, str) else session.methods
     maps = {
         attribution.method: (attribution.applied(own_methods), attribution)

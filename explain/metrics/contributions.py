@@ -94,10 +94,11 @@ class _SubsetCorrelation(ScoreMetric):
         maps = data.maps.contributions
         correlations = []
         for subsets, size_scores in zip(self._subsets(data), scores, strict=True):
-            pixels = (
+            # drawn again, one at a time: all of them would need much memory
+            covered_pixels = (
                 subsets.subset(data.size, sample).to(maps.device) for sample in range(self.samples)
             )
-            sums = torch.stack([maps[:, subset].sum(1) for subset in pixels], 1)
+            sums = torch.stack([maps[:, pixels].sum(1) for pixels in covered_pixels], 1)
             correlations.append(correlation(sums, data.loss(self.score, size_scores)))
         curve = torch.stack(correlations, 1)
         value = _warn_of_nan(self, data, curve.mean(1))
@@ -418,6 +419,7 @@ class Infidelity(ScoreMetric):
         """The mean squared error ``(N,)`` between the change of score that the map predicts for
         noise and the real one; ``parts`` has it with and without the best factor."""
         maps = data.maps.contributions.flatten(1)
+        # the same draws that the photos were run without
         noise = torch.stack(
             [self._noisy.noise(data.size, sample).flatten() for sample in range(self.samples)]
         ).to(maps)

@@ -48,6 +48,7 @@ def elsewhere(areas: torch.Tensor, count: int, seed: int) -> torch.Tensor:
     for number, shares in enumerate(draws):
         area = areas.flip(-1) if number % 2 else areas
         moves = [int(share * length) for share, length in zip(shares, size, strict=True)]
+        # what leaves on one side comes in on the other, so that the area stays as large
         placed.append(area.roll(moves, tuple(range(1, area.ndim))))
     return torch.stack(placed, 1)
 

@@ -177,6 +177,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         writer.writerow(["method", "image", *self.metrics])
         for method, image, figures in self._lines():
             cells = ["" if math.isnan(figure) else repr(figure) for figure in figures]
+            # a method's name, which the caller gives, must not run as a formula in a spreadsheet
             writer.writerow([as_cell(method), image, *cells])
         text = out.getvalue()
         if path is not None:
@@ -458,6 +459,7 @@ class _Evaluation:
             print(self.planned(), file=sys.stderr)
         maps = self._maps()
         score = self._explained(maps)
+        # figures are full-precision numbers without a graph, whatever the caller has switched on
         with preserve.calculating(self.inputs.x.device.type):
             data = {
                 name: self.context.data(name, source, score, **truth)
@@ -491,8 +493,9 @@ class _Evaluation:
         target = as_target(self.target, self.settings.categories).rows(first)
         one = replace(self, inputs=self.inputs.first(), target=target)
         begun = time.perf_counter()
-        score = one._explained({})
-        seconds = time.perf_counter() - begun
+        score = one._explained({})  # one pass, which also makes the context
+        seconds_of_pass = time.perf_counter() - begun
+        # a map of zeros would need fewer perturbed photos
         stand_in = torch.rand(one.inputs.x[:, 0].shape, generator=seeded(0))
         data = one.context.data("map", stand_in, score)
         samples = 0
@@ -511,8 +514,8 @@ class _Evaluation:
         perturbed = float(photos * len(self.sources) * samples)
         made_again = len(variants) * sum(costs.values())
         maps = sum(cost for name, cost in costs.items() if name not in self.given_maps)
-        counted = EvaluationPlan(maps, perturbed, made_again, 0)
-        return replace(counted, seconds=counted.passes * seconds)
+        passes = maps + perturbed + made_again
+        return EvaluationPlan(maps, perturbed, made_again, seconds=passes * seconds_of_pass)
 
     def _explained(self, maps: Mapping[str, MapsLike]) -> torch.Tensor:
         """The score ``(N,)`` that is explained, from an attribution or a forward pass; also fixes
@@ -521,6 +524,7 @@ class _Evaluation:
         self.resolved = as_target(self.target, self.settings.categories).for_input_size(
             tuple(self.inputs.x.shape[2:])
         )
+        # maps that this call has made know the score; of given ones it is not certain
         by_this_call = [
             source
             for name, source in maps.items()
@@ -540,8 +544,8 @@ class _Evaluation:
             self.inputs,
             classes,
             explained.logits,
-            self.settings.activation,
-            self.resolved,
+            activation=self.settings.activation,
+            target=self.resolved,
         )
         return explained.score
 
@@ -573,12 +577,13 @@ class _Evaluation:
         if self.target is None and attributions:
             self.target = _common_target(attributions)
         while waiting:  # methods of one name, with other options, run in turn
+            # of each name the first one that waits, which in reverse order comes last
             turn = {method.name: name for name, method in reversed(waiting.items())}
-            objects = [waiting.pop(name) for name in turn.values()]
+            methods = [waiting.pop(name) for name in turn.values()]
             explained = attribute(
-                self.model, self.inputs, objects, target=self.target, **self.options
+                self.model, self.inputs, methods, target=self.target, **self.options
             )
-            maps |= {turn[name]: source for name, source in explained.items()}
+            maps |= {turn[method]: source for method, source in explained.items()}
         return {name: maps[name] for name in self.sources}
 
     def _by_reattribution(
@@ -621,7 +626,7 @@ class _Evaluation:
         kinds = {request.score for request in all_requests}
         if "probability" in kinds and not self.resolved.gives_probability:
             for map_data in data.values():
-                map_data.need_probability()
+                map_data.need_probability()  # raises where there is none, before anything runs
         evidence = self._scored(all_requests)
         # The original scores in the same precision as those of the perturbed photos:
         fields: dict[ScoreKind, str] = {"logit": "target_score", "probability": "probability"}
@@ -643,13 +648,14 @@ class _Evaluation:
         if self.context.count is None:
             return
         # of labels, each is true or not, which makes two classes
-        classes = self.context.count if self.context.outputs.kind == "classes" else 2
+        class_count = self.context.count if self.context.outputs.kind == "classes" else 2
         for need in dict.fromkeys(
             request.blank for request in requests if request.score == "probability"
         ):
             if need is None:
                 continue
-            least = (0.9 * evidence[whole_score("probability")]).clamp(min=(1 + 1 / classes) / 2)
+            half_way = (1 + 1 / class_count) / 2
+            least = (0.9 * evidence[whole_score("probability")]).clamp(min=half_way)
             kept = evidence[need] > least
             if kept.any():
                 baseline = need.perturbation.baseline.name  # type: ignore[attr-defined]
@@ -672,7 +678,9 @@ def _begun(
             f"shape {tuple(inputs.x.shape)}; explain another of the inputs"
         )
     named = by_name(with_check(metrics), base.get_metric, MetricError, "metric")
-    return _Evaluation(model, inputs, named, _named(methods), target, options)
+    return _Evaluation(
+        model, inputs, metrics=named, sources=_named(methods), target=target, options=options
+    )
 
 
 def _named(methods: Any) -> dict[str, _Source]:
@@ -684,10 +692,10 @@ def _named(methods: Any) -> dict[str, _Source]:
     elif isinstance(methods, (torch.Tensor, np.ndarray)):
         named = {"map": methods}
     else:
-        single = isinstance(methods, (str, Attribution, Method)) or not isinstance(
+        is_single = isinstance(methods, (str, Attribution, Method)) or not isinstance(
             methods, Iterable
         )
-        for source in [methods] if single else methods:
+        for source in [methods] if is_single else methods:
             if isinstance(source, (torch.Tensor, np.ndarray)):
                 raise MetricError(
                     "methods must have names where they are maps, got a list with "

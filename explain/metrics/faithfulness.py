@@ -546,18 +546,20 @@ def _of_image(photo: torch.Tensor, count: int, compactness: float, rounds: int) 
     side = max(1.0, (math.prod(size) / count) ** (1 / len(size)))
     places = np.indices(size)
     pieces_along = [max(1, round(length / side)) for length in size]
+    # the shape in which one number for each side broadcasts over the pixels
     over_places = (-1, *[1] * len(size))
     own_piece = places * np.reshape(pieces_along, over_places) // np.reshape(size, over_places)
     pieces_around = []  # the pieces that each pixel may belong to
     for steps in product((-1, 0, 1), repeat=len(size)):
         around = own_piece + np.reshape(steps, over_places)
+        # clip: beyond the border stands the last piece once more
         pieces_around.append(np.ravel_multi_index(tuple(around), pieces_along, mode="clip"))
     piece_choices = torch.from_numpy(np.stack(pieces_around)).to(photo.device).flatten(1)
     centred = photo - over_all(photo.flatten(1).mean(1), photo)
     colours = centred / centred.pow(2).mean().sqrt().clamp(min=torch.finfo(photo.dtype).tiny)
-    # (F, H * W)
+    # in sides of a piece, so that a contrast of one deviation is as far as 1 / compactness pieces
     positions = torch.from_numpy(places).to(photo) * (compactness / side)
-    features = torch.cat([colours, positions]).flatten(1)
+    features = torch.cat([colours, positions]).flatten(1)  # (F, H * W)
     labels = piece_choices[len(piece_choices) // 2]  # without a step
     for _ in range(rounds):
         sizes = torch.bincount(labels, minlength=math.prod(pieces_along))

@@ -40,7 +40,7 @@ class MeanInterval:
         """The mean ± half of the interval, or the mean alone where there is none."""
         if self.count < 2:
             return rounded(self.mean)
-        if not 0 < self.half < 5e-4:
+        if not 0 < self.half < 5e-4:  # three decimals show it
             return f"{rounded(self.mean)} ± {rounded(self.half)}"
         decimals = math.ceil(-math.log10(self.half))  # down to the first digit of the half
         return f"{self.mean:.{decimals}f} ± {self.half:.{decimals}f}"

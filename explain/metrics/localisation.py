@@ -100,6 +100,7 @@ class MaxBoxAccV2(LocalisationMetric):
                 "use iou"
             )
         maps = data.maps.per_pixel(self.sign).double()
+        # a constant map is one part at every threshold: the whole photo
         varies = maps.flatten(1).amin(1) < maps.flatten(1).amax(1)
         unit_maps = torch.where(varies[:, None, None], to_unit(maps), 1).cpu().numpy()
         best = [
@@ -171,6 +172,7 @@ class PointingGame(LocalisationMetric):
         near = pixels_near(self.region(data), self.tolerance * max(data.size[-2:]))
         is_largest = maps == over_all(maps.flatten(1).amax(1), maps)
         value = (is_largest & near).flatten(1).sum(1) / is_largest.flatten(1).sum(1)
+        # one pixel of an odd side, two of an even one
         centre = [slice((length - 1) // 2, length // 2 + 1) for length in data.size]
         # the chance of a random point, and of the centre
         parts = {"random": _share_of(near).to(maps), "centre": _share_of(near[:, *centre]).to(maps)}
@@ -426,6 +428,7 @@ def boxes_per_image(boxes: Boxes, count: int, size: Size) -> list[torch.Tensor]:
     image_ends = torch.tensor(lengths * 2)
     checked = []
     for image, image_boxes in enumerate(boxes):
+        # what is no box stays empty, and is refused below
         corners = torch.empty(0, len(image_ends))
         with suppress(TypeError, ValueError, RuntimeError):
             is_tensor = isinstance(image_boxes, torch.Tensor)
@@ -455,6 +458,7 @@ def as_regions(
     with suppress(TypeError, ValueError, RuntimeError):  # a list of lists of other lengths
         values = as_tensor(masks if isinstance(masks, torch.Tensor) else np.asarray(masks))
     fits = values is not None and tuple(values.shape) == (count, *size)
+    # of other numbers than 0 and 1, it is not known from where on they are the object
     if values is not None and fits and values.is_floating_point():
         fits = torch.equal(values, (values > 0).to(values))
     if values is None or not fits:
@@ -478,6 +482,7 @@ def in_boxes(boxes: Sequence[torch.Tensor], size: Size) -> torch.Tensor:
     regions = torch.zeros((len(boxes), *size), dtype=torch.bool)
     for image, image_boxes in enumerate(boxes):
         for box in image_boxes.tolist():
+            # x comes first in boxes, and last in a map
             starts = box[: len(size)][::-1]
             ends = box[len(size) :][::-1]
             regions[image][tuple(map(slice, starts, ends))] = True

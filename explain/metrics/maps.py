@@ -35,8 +35,9 @@ def as_tensor(numbers: object) -> torch.Tensor | None:
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "fiub":
         return None
     float_type = np.float32 if numbers.itemsize <= 4 else np.float64
-    kinds = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": float_type}
-    return torch.from_numpy(np.ascontiguousarray(numbers, dtype=kinds[numbers.dtype.kind]))
+    # types that torch has too; by NumPy's letters for bool, int, unsigned and float
+    dtypes = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": float_type}
+    return torch.from_numpy(np.ascontiguousarray(numbers, dtype=dtypes[numbers.dtype.kind]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Maps:
             )
         size = tuple(images.shape[2:])
         if isinstance(source, Attribution) and source.frames_first:
-            values = values.transpose(1, 2)
+            values = values.transpose(1, 2)  # channels first, as metrics have the images
         if size[0] == 1 and values.ndim in (2, 3) and values.shape[1] != 1:
             values = values.unsqueeze(-2)  # of signals (N, l) or (N, C, L)
         of_channels = tuple(values.shape[2:]) == size
@@ -151,6 +152,7 @@ def region_ranks(
         figures = figures / by_region(torch.ones_like(maps), regions)
     ranks = []
     for region_figures, region in zip(figures, regions, strict=True):
+        # as a map of one row, without the regions that this image lacks
         ranks_of_regions = ranks_of(region_figures[None, None, : region.max() + 1], seed)[0, 0]
         ranks.append(ranks_of_regions[region])
     return torch.stack(ranks)
@@ -240,6 +242,7 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     mean_x, mean_y, square_x, square_y, product = windowed.unbind(1)
     means = mean_x * mean_y
     squares = mean_x**2 + mean_y**2
+    # with the paper's constants, of the range 1
     structure = (2 * (product - means) + 0.03**2) / (square_x + square_y - squares + 0.03**2)
     light = (2 * means + 0.01**2) / (squares + 0.01**2)
     return (light * structure).flatten(1).mean(1)
@@ -265,13 +268,14 @@ def gradient_histograms(maps: torch.Tensor, cell: int = 16) -> torch.Tensor:
     down[:, 1:-1] = maps[:, 2:] - maps[:, :-2]
     across[:, :, 1:-1] = maps[:, :, 2:] - maps[:, :, :-2]
     strength = torch.hypot(down, across)
+    # of 20 degrees each; opposite ones are the same
     directions = (torch.rad2deg(torch.atan2(down, across)) % 180 / 20).long().clamp(max=8)
     by_direction = F.one_hot(directions, 9).movedim(-1, 1) * strength[:, None]
     cells = F.avg_pool2d(by_direction, cell)  # (N, 9, cells down, cells across)
     side = min(3, cells.shape[2], cells.shape[3])
-    # (N, y, x, side * side * 9)
-    # of 3 x 3 cells, normalised by L2, clipped at 0.2, and normalised again
+    # around each cell, 3 x 3 cells: (N, y, x, side * side * 9)
     blocks = cells.unfold(2, side, 1).unfold(3, side, 1).movedim(1, -1).flatten(3)
+    # as in the paper (L2-Hys): no single strong edge decides
     return _to_length_one(_to_length_one(blocks).clamp(max=0.2)).flatten(1)
 
 

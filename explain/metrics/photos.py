@@ -55,8 +55,8 @@ def tables_of(
         return []
     if subject.explainer is None:
         raise MetricError("metrics need an explanation with its explainer; leave metrics out")
-    objects = [get_metric(metric) for metric in metrics]
-    runs_again = any(isinstance(metric, ReattributionMetric) for metric in objects)
+    wanted = [get_metric(metric) for metric in metrics]
+    runs_again = any(isinstance(metric, ReattributionMetric) for metric in wanted)
     tables = []
     for index in range(len(subject.results)):
         maps = subject.on_input(index)
@@ -66,5 +66,5 @@ def tables_of(
                 name: attribution.applied(methods) for name, attribution in maps.items()
             }
         with naming([subject.source]):
-            tables.append(table_of(subject, index, maps_or_methods, objects, **options))
+            tables.append(table_of(subject, index, maps_or_methods, wanted, **options))
     return tables

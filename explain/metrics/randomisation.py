@@ -142,13 +142,16 @@ class MPRT(_MapSimilarity):
         if self.samples:
             wrap = Smooth(samples=self.samples, sigma=self.sigma, seed=self.seed)
             yield Variant(wrap=wrap)
+        # from the input to the output; the last ones are at the top
         names = layers_of(self.name, context)
         count = math.ceil(self.share * len(names))
         names = names[-count:] if self.order == "top" else names[:count]
         groups = layer_groups(names, self.steps)
         groups = groups[::-1] if self.order == "top" else groups
         for copy in range(self.copies):
+            # other seeds have other copies
             seed = self.seed * self.copies + copy
+            # accumulate: the first group, then the first two together, and so on
             for layers in groups if self.order == "independent" else accumulate(groups):
                 yield Variant(model=RandomWeights(frozenset(layers), seed), wrap=wrap)
 
@@ -166,7 +169,7 @@ class MPRT(_MapSimilarity):
         ``numbers`` ``(N, V, k)`` are those of `compare`."""
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
-        if self.samples:
+        if self.samples:  # of each variant the whole map, and of the first one the model's own
             model_maps, *randomised = (
                 numbers[..., :-1].reshape((*numbers.shape[:2], *data.size)).unbind(1)
             )
@@ -215,9 +218,10 @@ class EfficientMPRT(ReattributionMetric):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """The figure of `EfficientMPRT`: the relative rise of the map's entropy ``(N,)`` from the
         trained to the random model; NaN for a constant map."""
-        warn_of_zeros(self.name, data, numbers[:, 0] == 0)
-        original = entropy(data.maps.per_pixel(self.sign), self.bins)
         randomised = numbers[:, 0]
+        # an entropy of 0 is that of a constant map, of which the usual one is zero everywhere
+        warn_of_zeros(self.name, data, randomised == 0)
+        original = entropy(data.maps.per_pixel(self.sign), self.bins)
         rise = ratio(randomised - original, original)
         value = data.undefined(self, rise, original == 0, CONSTANT).to(data.maps.values.dtype)
         return MetricResult(value, parts={"before": original, "after": randomised})
@@ -256,6 +260,7 @@ class RandomLogit(_MapSimilarity):
             )
         scores, classes = context.ranking
         count = scores.shape[1]
+        # never 0 or count steps, which would lead to the class itself
         for offset in (permutation(count - 1, self.seed)[: self.samples] + 1).tolist():
             yield Variant(classes=tuple(((classes + offset) % count).tolist()))
 

@@ -58,16 +58,17 @@ def layers_with_weights(model: nn.Module, inputs: Inputs) -> list[Layer]:
     with untouched(model), OperatorCalls(uses.run):
         inputs.detached().call(model)
     names = modules_of(model)
+    # these are initialised with the module whose tensors they make
     parametrizing = {part for module in names for part in _own_parts(module)[1:]}
     layers: dict[tuple[int, ...], Layer] = {}  # by the numbers of first use of their tensors
     for module, name in names.items():
         tensors = uses.in_order(_trained(module))
         if tensors and module not in parametrizing:
             layers.setdefault(tuple(tensors), Layer(name, module, tuple(tensors.values())))
-    used = {number for numbers in layers for number in numbers}
-    loose = uses.in_order(uses.parameters.values())
-    for number in loose.keys() - used:
-        parameter = loose[number]
+    of_modules = {number for numbers in layers for number in numbers}
+    all_parameters = uses.in_order(uses.parameters.values())
+    for number in all_parameters.keys() - of_modules:
+        parameter = all_parameters[number]
         name = f"parameter {number} of no module"
         layers[number,] = Layer(name, nn.ParameterList([parameter]), (parameter,))
     return [layers[numbers] for numbers in sorted(layers)]
@@ -165,9 +166,11 @@ class Randomised:
                 f"model must be one that copy.deepcopy can copy, but {raised(error)}"
             ) from error
         self._layers = {layer.name: layer for layer in layers_with_weights(self._copy, inputs)}
+        # by layer, as far as it was initialised: what it has been trained to, and what the latest
+        # seed made of it
+        self._trained_values: dict[str, list[torch.Tensor]] = {}
+        self._initial_values: dict[str, list[torch.Tensor]] = {}
         self._seed: int | None = None
-        self._trained: dict[str, list[torch.Tensor]] = {}
-        self._initial: dict[str, list[torch.Tensor]] = {}
         for layer in self._layers.values():
             if any(_memory(parameter) in model_memory for parameter in layer.parameters):
                 raise MetricError(
@@ -183,20 +186,22 @@ class Randomised:
         """
         if seed != self._seed:
             self._seed = seed
-            self._initial = {}
+            self._initial_values = {}
         with torch.inference_mode(False), torch.no_grad():
-            for name, values in self._trained.items():
+            # the state of the call before ends
+            for name, values in self._trained_values.items():
                 self._layers[name].write(values)
             chosen = [layer for layer in self._layers.values() if layer.name in layers]
             for layer in chosen:
-                self._trained.setdefault(layer.name, _values(layer.tensors))
-                if layer.name not in self._initial:
+                self._trained_values.setdefault(layer.name, _values(layer.tensors))
+                if layer.name not in self._initial_values:
+                    # a seed of its own, so that layers of one shape differ
                     number = self.layers.index(layer.name)
-                    self._initial[layer.name] = self._initialised(
+                    self._initial_values[layer.name] = self._initialised(
                         layer, (seed * 1_000_003 + number) % 2**63
                     )
             for layer in chosen:
-                layer.write(self._initial[layer.name])
+                layer.write(self._initial_values[layer.name])
         return self._copy
 
     def _initialised(self, layer: Layer, seed: int) -> list[torch.Tensor]:
@@ -238,6 +243,7 @@ def _reset(layer: Layer) -> None:
         name: nn.Parameter(getattr(module, name).detach().clone())
         for name in _parametrizations(module)
     }
+    # a twin whose parametrized tensors are plain parameters, which alone can be reset in place
     plain: Any = module
     if weights:
         plain = object.__new__(parametrize.type_before_parametrizations(module))
@@ -249,7 +255,7 @@ def _reset(layer: Layer) -> None:
             f"layer {layer.name!r} must have a working {reset}, but it {raised(error)}"
         ) from error
     for name, weight in weights.items():
-        # a parametrization without an inverse: what it comes from is shuffled
+        # a parametrization without an inverse refuses it: what it comes from is shuffled later
         with suppress(RuntimeError):
             setattr(module, name, weight.detach())
     # the older hooks of torch.nn.utils, which are no parametrizations
@@ -271,7 +277,7 @@ def _iterate(module: nn.Module) -> None:
         part.training = True
     for _ in range(POWER_ITERATIONS):
         for name in _parametrizations(module):
-            getattr(module, name)
+            getattr(module, name)  # computes the tensor, by one more iteration
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
                 hook.compute_weight(module, do_power_iteration=True)

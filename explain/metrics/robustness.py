@@ -174,16 +174,20 @@ class RelativeStability(_NoisyCopies):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """The largest ratio ``(N,)`` of relative changes of the map and of the photo or scores,
         over noisy copies that keep their class; ``numbers`` has ``(N, 1 + samples, 2 + K)``."""
+        # the photo itself comes first
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
-        keeps_class = noisy[..., 2:].argmax(2) == logits.argmax(1, keepdim=True)
+        map_change = noisy[..., 0]
         denominators = noisy[..., 1]
+        noisy_logits = noisy[..., 2:]
+        keeps_class = noisy_logits.argmax(2) == logits.argmax(1, keepdim=True)
         unit = torch.ones_like(denominators)  # changes of the input are relative
         if self.by == "output":
-            denominators = (noisy[..., 2:] - logits[:, None]).norm(dim=2)
+            denominators = (noisy_logits - logits[:, None]).norm(dim=2)
             unit = logits.norm(dim=1, keepdim=True)
+        # the formula's epsilon, in units of what is compared
         floor = (1e-6 * unit).clamp(min=torch.finfo(unit.dtype).tiny)
-        ratios = noisy[..., 0] / torch.maximum(denominators, floor)
+        ratios = map_change / torch.maximum(denominators, floor)
         largest = torch.where(keeps_class, ratios, -torch.inf).amax(1)
         value = data.undefined(self, largest, data.maps.zero, ZERO)
         why = "no noisy copy keeps its class"

@@ -52,8 +52,9 @@ class Support:
     def failed(self) -> list[str]:
         """What does not support it: "mprt-upper", "randomlogit", "best"; "photos" if there are
         fewer than ten of them."""
-        # maps that know the photo alone would have to beat the best of three maps without a model
+        # "not below" and "not above": an end that is NaN, of too few figures, fails too
         failed = [name for name in DEPENDENCE if not self.intervals[name].high < SIMILAR]
+        # maps that know the photo alone would have to beat the best of three maps without a model
         if not self.intervals[BEST].low > 0:
             failed.append(BEST)
         if any(interval.count < FEWEST for interval in self.intervals.values()):
@@ -74,10 +75,10 @@ def supports(figures: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, Sup
     for method, columns in figures.items():
         if all(name in columns for name in names):
             intervals = {name: MeanInterval.of(columns[name]) for name in names}
+            # what is best on a photo leaves the least difference to it
             least = torch.stack([columns[name] for name in EFFECTS]).amin(0)
-            support_of_methods[method] = Support(
-                method, {**intervals, BEST: MeanInterval.of(least)}
-            )
+            intervals[BEST] = MeanInterval.of(least)
+            support_of_methods[method] = Support(method, intervals)
     return support_of_methods
 
 

@@ -86,7 +86,13 @@ class ModelContext:
         maps = Maps.of(name, source, self.images)
         score = score.to(self.images.device)
         return MetricInput(
-            maps, self.images, score, probability, self.classes, outputs=self.outputs, **truth
+            maps,
+            self.images,
+            target_score=score,
+            probability=probability,
+            classes=self.classes,
+            outputs=self.outputs,
+            **truth,
         )
 
     def changed(self, change: Perturbation | None) -> torch.Tensor:
@@ -215,7 +221,7 @@ def reattribute(
     with untouched(context.model):
         output = context.inputs.detached().call(context.model)
         target = target.resolved(output, len(context.inputs))
-    # the variants of each metric, by method; and for each variant, the metrics that compare it
+    # the variants by method and metric; and for each variant, by method, the metrics to compare it
     variants: dict[tuple[str, str], list[Variant]] = {}
     comparisons: dict[Variant, dict[str, list[ReattributionMetric]]] = {}
     for metric, (name, method) in product(metrics, methods.items()):
@@ -224,9 +230,9 @@ def reattribute(
             comparisons.setdefault(variant, {}).setdefault(name, []).append(metric)
     numbers: dict[tuple[str, str, Variant], torch.Tensor] = {}
     finished = 0
-    slices = math.prod(context.images.shape[2:-2])
+    slices = math.prod(context.images.shape[2:-2])  # 1 of a photo
     for batch in _batches(comparisons, slices * len(context.images)):
-        names = comparisons[batch[0]]
+        names = comparisons[batch[0]]  # the same of all in a batch
         results = _run(batch, {name: methods[name] for name in names}, context, target, options)
         with calculating(context.images.device.type):
             for variant, maps in zip(batch, results, strict=True):
@@ -259,8 +265,9 @@ def _batches(
         names = tuple(comparisons[variant])
         return variant if runs_alone else None, variant.classes is None, names
 
+    in_batch = max(1, AT_ONCE // images)
     for _, group in groupby(comparisons, kind):
-        while batch := list(islice(group, max(1, AT_ONCE // images))):
+        while batch := list(islice(group, in_batch)):
             yield batch
 
 
@@ -300,18 +307,27 @@ def _run(
         layers = (layer,) if isinstance(layer, str) else layer
         groups.setdefault((layers, attribution.fuse, attribution.placed), []).append(name)
     for (layers, fuse, placed), names in groups.items():
-        objects = [methods[name].method for name in names]
+        to_run = [methods[name].method for name in names]
         if first.wrap is not None:
-            objects = [replace(first.wrap, method=method) for method in objects]
+            to_run = [replace(first.wrap, method=method) for method in to_run]
         layer_names = None if layers is None else [prefix + layer for layer in layers]
         settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
         settings["placement"] = placed
         with muted(), intervene(model, interventions):
-            request = requested(model, inputs, objects, None, classes or [target], None, **settings)
+            request = requested(
+                model,
+                inputs,
+                to_run,
+                target=None,
+                targets=classes or [target],
+                top_k=None,
+                **settings,
+            )
             # rounding errors are as unlike the map as zeros are
             attributions = replace(request, finds_rounding=False).attributions()
-        for name, wrapped in zip(names, objects, strict=True):
+        for name, wrapped in zip(names, to_run, strict=True):
             for number, result in enumerate(results):
+                # each class has a result for all images; changed images stand in a single one
                 samples = slice(None) if classes else slice(number * count, (number + 1) * count)
                 attribution = attributions[number if classes else 0][wrapped.name][samples]
                 maps = Maps.of(name, attribution, images[samples])
