@@ -63,8 +63,9 @@ class FeatureExtractor(nn.Module):
         def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             """Copy the output of a layer when its call is the one that is named; end the pass after
             the last one."""
-            place = place_of(name, self.model)
-            if (place.call or 0) == calls[name]:
+            named_call = place_of(name, self.model).call
+            # a name without a call stands for the first one
+            if calls[name] == (0 if named_call is None else named_call):
                 # a copy, before in-place operations change the output
                 features[name] = nested.replace(output, lambda path, tensor: tensor.clone())
             calls[name] += 1

@@ -100,7 +100,7 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
     start, at, number = name.rpartition("@")
     if at and number.isdecimal():
         inner = place_of(start, model)
-        if inner.call is None:
+        if inner.call is None:  # two calls, as in `conv@0@1`, are no suffix
             return inner._replace(call=int(number))
     start, _, part = name.rpartition(":")
     return LayerPlace(start, part) if part in PARTS else LayerPlace(name)
@@ -117,9 +117,10 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     """
     places: dict[str, LayerPlace] = {}
     for item in _items(where):
-        pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
-        for module in _selected(model, pattern.module if isinstance(item, str) else item):
-            place = pattern._replace(module=module)
+        # a name's part and call, which hold for each module that its pattern selects
+        suffixes = place_of(item, model) if isinstance(item, str) else LayerPlace("")
+        for module in _selected(model, suffixes.module if isinstance(item, str) else item):
+            place = suffixes._replace(module=module)
             places[name_of_place(place, model)] = place
     return places
 

@@ -54,12 +54,13 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
     them."""
     modules: dict[str, nn.Module] = {}
     closed: tuple[str, ...] = ()
+    """How the names of modules begin that are inside something scripted."""
     for module, name in modules_of(model).items():
         if closed and name.startswith(closed):
             continue
         if isinstance(module, torch.jit.ScriptModule):
             closed = (*closed, f"{name}.")
-        if isinstance(module, OpenProgram):
+        if isinstance(module, OpenProgram):  # its own layers take hooks
             closed = (*closed, f"{name}.program".removeprefix("."))
         if not isinstance(module, RecursiveScriptModule):
             modules[name] = module
