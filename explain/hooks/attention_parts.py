@@ -141,8 +141,7 @@ class AttentionHook:
         recorder = PassRecorder(module)
         inputs = [recorder.add_input(tensor) for tensor in copies.values()]
         operators: list[Any] = []
-        numbers: dict[Step, int] = {}
-        """Which operator of the module each recorded step belongs to."""
+        numbers: dict[Step, int] = {}  # the operator of the module that each step belongs to
         depth = acting.depth
 
         def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

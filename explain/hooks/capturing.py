@@ -361,7 +361,8 @@ class Capture:
         def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             """Replace the inputs of the module's last part by aliases with a graph, if the graph
             begins there."""
-            is_wanted = bool(running) and self._is_wanted(layer)
+            is_inside = bool(running)  # a last part may also be called from elsewhere
+            is_wanted = is_inside and self._is_wanted(layer)
             if not is_wanted or not self._begin_graph(module, args, kwargs):
                 return None
             return nested.SwappedInputs((args, kwargs), _aliased)

@@ -52,16 +52,13 @@ class Gates:
         calls of ``thread`` (None for all)."""
         # Nothing of the group is kept: the graph holds the gates, and the two would keep each other
         # alive.
+        # by direction, in the order in which they fire
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
-        """By direction, in the order in which they fire."""
-        self._callers: list[Hook] = []
-        """The caller's functions among them, as what is registered with PyTorch shows them."""
-        self._running: list[_Call] = []
-        """The calls that have begun, each inside the one before it."""
+        self._callers: list[Hook] = []  # those with functions of the caller, for messages
+        self._running: list[_Call] = []  # the calls that have begun, innermost last
         self._thread = thread
         self._module = module
-        self._handles: list[Any] = []
-        """Of the forward hooks that pass inputs and outputs through gates."""
+        self._handles: list[Any] = []  # of the forward hooks that put inputs and outputs in gates
 
     def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook to those of its direction, ``first`` or last; return a function that removes
@@ -84,6 +81,7 @@ class Gates:
             self._handles.append(Registered(leave, register, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
+        # functions of this package are not wrapped in a `Hook`
         caller_hooks = [hook.fn] if isinstance(hook.fn, Hook) else []
         self._callers += caller_hooks
 
@@ -160,10 +158,10 @@ class _Call:
             # from here on, it is not the layer that has not run
             if isinstance(hook.fn, Hook):
                 hook.fn.why_unfired = Hook.why_unfired
+        # kept from when the backward pass meets the outputs until it meets the inputs
         self._grad_output: Gradients | None = None
-        """Of the outputs, from when the backward pass has met them until it meets the inputs."""
+        # the number of autograd's next Node: those of this call have none below it
         self._began = torch._C._autograd._get_sequence_nr()
-        """What autograd numbers the next Node with: those of this call have no lower numbers."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass the input tensors of a call through a gate; return the arguments that the module
@@ -193,7 +191,7 @@ class _Call:
         overwritten = [
             (tensor, alias) for tensor, alias, node in aliased_inputs if alias.grad_fn is not node
         ]
-        gated_values, self._outputs = _through(self._at_outputs, values, self._began)
+        gated_values, self._outputs = _through(self._at_outputs, values, began=self._began)
         # The caller may hold an input that was overwritten: it gets the history, and is the output
         # if the module has returned its alias.
         for tensor, alias in overwritten:

@@ -86,7 +86,7 @@ def normalises_over_batch(nodes: Iterable[Node]) -> bool:
 def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
     """The gradients that arrive at a batch normalisation of one sample, the first in the memory
     layout of the input, which ``saved`` holds; None leaves them as they are."""
-    first_gradient, *others = gradients
+    first_gradient, *of_other_outputs = gradients
     if first_gradient is None or len(first_gradient) > 1:
         return None
     layout = _CHANNELS_LAST.get(first_gradient.ndim)
@@ -99,11 +99,11 @@ def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
         if not is_packed and not is_last:
             return None
         # A copy that both checks find to have the channels last is right for any input, but slower.
-        return first_gradient.clone(memory_format=layout), *others
+        return first_gradient.clone(memory_format=layout), *of_other_outputs
     x = saved.unpack()
     if x.is_contiguous(memory_format=layout) == is_last:
         return None
-    return torch.empty_like(x).copy_(first_gradient), *others
+    return torch.empty_like(x).copy_(first_gradient), *of_other_outputs
 
 
 class Reach:

@@ -160,8 +160,8 @@ class GradientHook(Hook):
         """Call a hook on gradients, and check that it edited none in place and returned the right
         shapes. What it returns replaces its first gradients, as a tuple if several."""
         # a hook on a module is given the module first
-        given = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
-        edits = Edits([gradient for _, gradient in nested.paths(given)])
+        gradients_given = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
+        edits = Edits([gradient for _, gradient in nested.paths(gradients_given)])
         with Watcher(edits.watched):  # tells when memory is asked for, such as by `numpy()`
             result = super().__call__(*arguments)
         if edits.any():
@@ -171,7 +171,7 @@ class GradientHook(Hook):
             )
         if result is None:
             return None
-        replaced = given[0]
+        replaced = gradients_given[0]
         if isinstance(replaced, (tuple, list)) and isinstance(result, torch.Tensor):
             result = (result,)  # a hook may return a single gradient without a tuple
         expected = _layout(replaced)

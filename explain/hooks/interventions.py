@@ -243,8 +243,8 @@ class Ablate(Intervention):
             reference = self.values.to(values)
             if self.by == "mean":
                 return reference.mean([0, *axes.places], keepdim=True)
-            drawn = torch.randint(len(reference), (1,), generator=seeded(self.seed))
-            return reference[drawn.to(reference.device)]
+            image_index = torch.randint(len(reference), (1,), generator=seeded(self.seed))
+            return reference[image_index.to(reference.device)]
         # without a reference, or by a baseline, the new values come from the layer's own map; of a
         # single position, a mean or another one would be the value itself
         position_dims = axes.places

@@ -289,12 +289,11 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-_MOST_FINDINGS = 64
-"""How many are kept of a model."""
+_MOST_FINDINGS = 64  # that are kept of a model
+# what was found out about each model, after the identities and versions of its weights
 _findings: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], dict[Any, Any]]] = (
     weakref.WeakKeyDictionary()
 )
-"""What was found out about each model, after the identities and versions of its weights."""
 
 
 def findings_of(model: nn.Module) -> dict[Any, Any]:
@@ -503,14 +502,14 @@ class _LeftAsFound(SignalSafe[None]):
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.is_cuda:
                     settings[parameter.device] = partial(_RandomState, parameter.device)
-        if not is_transforming():
+        if not is_transforming():  # a proxy shows no values to compare
             settings["state", id(self._model)] = partial(_WrittenState, modules)
         return settings
 
     def on_exit(self, error: BaseException | None) -> None:
         """Leave `untouched`: restore all, and turn known errors of torch into a `ModelError` with a
         remedy."""
-        if self._shared is None:
+        if self._shared is None:  # `on_enter` has refused to begin
             return
         module_names.walked = self._walked
         # after an error, `_TorchState` removes it with other function modes

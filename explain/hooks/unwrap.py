@@ -53,8 +53,7 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and the modules in
     them."""
     modules: dict[str, nn.Module] = {}
-    closed: tuple[str, ...] = ()
-    """How the names of modules begin that are inside something scripted."""
+    closed: tuple[str, ...] = ()  # how names begin of modules inside something scripted
     for module, name in modules_of(model).items():
         if closed and name.startswith(closed):
             continue

@@ -56,6 +56,7 @@ class GuidedRule:
         """Guided backpropagation: the positive part of autograd's gradient in the rectified inputs,
         the rest unchanged."""
         if operation.by_parts and grad_outputs[0] is not None:
+            # the gradients in both terms add up, so both go by the sign of what arrives
             is_positive = grad_outputs[0] > 0
             return tuple(None if g is None else g.where(is_positive, 0) for g in grad_inputs)
         return tuple(

@@ -140,16 +140,16 @@ def relevance_steps(
     recorded: Sequence[RecordedStep],
     signals: AbstractSet[Value],
     leading: AbstractSet[Value],
-    keep: AbstractSet[Value] = frozenset(),
+    unmerged: AbstractSet[Value] = frozenset(),
 ) -> list[Step]:
     """The steps of a pass that relevance rules may act on, in order. ``signals`` depend on the
     explained inputs; a gradient of the score comes to the values ``leading``."""
-    # values in ``keep`` are asked for later, so no step behind them is merged into one before them
+    # values in ``unmerged`` are asked for: no step that reads one becomes part of the step before
     on_the_way = [step for step in recorded if not leading.isdisjoint(step.results)]
     on_the_way = [step for step in on_the_way if not signals.isdisjoint(step.inputs)]
     readers = Readers(on_the_way)
+    # what is computed from the results of linear maps; a normalisation does not count as one
     behind_map: set[Value] = set()
-    """What is computed from the results of linear maps, but for normalisations."""
     merged: set[RecordedStep] = set()
     steps: list[Step] = []
     for recorded_step in on_the_way:
@@ -157,11 +157,11 @@ def relevance_steps(
             continue
         step = step_of(recorded_step, signals)
         if step is not None and step.kind == "product":
-            step = _weighted_sum(step, readers, keep) or step
+            step = _weighted_sum(step, readers, unmerged) or step
             merged.add(step.last)  # the sum, or the product itself
         results = recorded_step.outputs
         if step is not None and step.map is not None:
-            merged.update(_merge(step, readers, signals, keep))
+            merged.update(_merge(step, readers, signals, unmerged))
             step.nearest = step.map.x not in behind_map
             step.rectified = _rectified(step, readers)
             results = [*results, *step.last.outputs]
@@ -263,14 +263,14 @@ def _scale(value: Value) -> str | None:
 
 
 def _merge(
-    step: Step, readers: Readers, signals: AbstractSet[Value], keep: AbstractSet[Value]
+    step: Step, readers: Readers, signals: AbstractSet[Value], unmerged: AbstractSet[Value]
 ) -> list[RecordedStep]:
     """Merge what alone reads a linear map's result into the map: normalisations by known
     statistics, and added constants of one number for each channel. Returns the merged steps."""
     merged: list[RecordedStep] = []
     since_map: list[RecordedStep] = []
     value = step.recorded.output
-    while value not in keep:
+    while value not in unmerged:
         reader = readers.only(value)
         if reader is None:
             break
@@ -287,10 +287,10 @@ def _merge(
     return merged
 
 
-def _weighted_sum(step: Step, readers: Readers, keep: AbstractSet[Value]) -> Step | None:
+def _weighted_sum(step: Step, readers: Readers, unmerged: AbstractSet[Value]) -> Step | None:
     """A product with constants whose result is only summed up: a linear map, ``last`` being the
     sum; None if it is not."""
-    reader = None if step.output in keep else readers.only(step.output)
+    reader = None if step.output in unmerged else readers.only(step.output)
     if len(step.signals) != 1 or len(step.inputs) != 2 or reader is None or reader.name != "sum":
         return None
     linear = weighted_sum(step.recorded, step.x, reader)
