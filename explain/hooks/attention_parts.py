@@ -228,7 +228,7 @@ class _Following(threading.local):
     def begin(self, call: _FollowedCall) -> None:
         """Follow a call; attention is computed by its definition meanwhile."""
         self._calls.append(call)
-        if len(self._calls) == 1:
+        if len(self._calls) == 1:  # once for all that begin inside it
             self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             self._stack.enter_context(scripts_as_written())
             self._stack.enter_context(without_fast_path())

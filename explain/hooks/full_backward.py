@@ -52,6 +52,7 @@ class Gates:
         calls of ``thread`` (None for all)."""
         # Nothing of the group is kept: the graph holds the gates, and the two would keep each other
         # alive.
+
         # by direction, in the order in which they fire
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
         self._callers: list[Hook] = []  # those with functions of the caller, for messages
@@ -94,7 +95,7 @@ class Gates:
                 # from now on gradients pass unchanged, also in graphs of earlier passes
                 while self._handles:
                     self._handles.pop().remove()
-                self._running.clear()
+                self._running.clear()  # nothing will notice that these calls end
 
         return remove
 
@@ -152,7 +153,7 @@ class _Call:
         self._owner = owner
         self.module = module
         # `is_meant` knows only while the call begins which call of the module it is
-        hooks = [hook for hooks in owner.hooks.values() for hook in hooks]
+        hooks = [hook for of_direction in owner.hooks.values() for hook in of_direction]
         self._meant = {hook for hook in hooks if hook.is_meant is None or hook.is_meant()}
         for hook in self._meant:
             # from here on, it is not the layer that has not run

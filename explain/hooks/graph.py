@@ -137,7 +137,8 @@ class Reach:
             if unknown_parents:  # the Node waits below them, and comes again when they are known
                 waiting += unknown_parents
                 continue
-            accumulated = getattr(last, "variable", None)  # the leaf of a Node of a leaf
+            # what the Node is for, if it is one that accumulates a leaf's gradient
+            accumulated = getattr(last, "variable", None)
             is_leaf = id(accumulated) in self._leaves
             reaches[last] = is_leaf or any(reaches[parent] for parent in parents)
         return reaches[node]

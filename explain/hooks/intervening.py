@@ -156,12 +156,12 @@ class _ModelCalls:
     def __init__(self) -> None:
         """Start before the first call of a model in a block of `intervene`."""
         self.count = 0
+        # of the latest call
         self.image_count = 0
-        """In the latest call, as are the other two."""
         self.size: tuple[int, ...] = ()
         self.inputs: tuple[Any, Any] = (), {}
         self.acted: set[Intervention] = set()
-        """The interventions whose layers have run in any of the calls."""
+        """The interventions whose layers have run, in any call."""
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the arguments of a call of the model, the size of its images and the number of its
@@ -208,8 +208,8 @@ def _apply(
         axes = Axes(
             values,
             place,
-            str(intervention),
-            intervention.channel_dim,
+            what=str(intervention),
+            channel_dim=intervention.channel_dim,
             size=model_calls.size,
             image_dim=1 if tokens_first else 0,
             find_grids=partial(_grids_on_image, grids_of_image, model, model_calls.inputs),

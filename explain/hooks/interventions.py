@@ -360,10 +360,11 @@ class Project(Intervention):
         is_direction = singular_values > singular_values.max() * rounding
         basis = right_vectors[is_direction].to(values)
         vectors = values.movedim(axes.channel_dim, -1)
-        removed = vectors
+        offsets = vectors
         if self.towards is not None:
-            removed = vectors - torch.as_tensor(self.towards).to(values)
-        projected: torch.Tensor = vectors - self.strength * ((removed @ basis.T) @ basis)
+            offsets = vectors - torch.as_tensor(self.towards).to(values)
+        in_span = (offsets @ basis.T) @ basis
+        projected: torch.Tensor = vectors - self.strength * in_span
         return projected.movedim(-1, axes.channel_dim)
 
 

@@ -143,6 +143,7 @@ class _Replay:
         """The place of the last step that reads each value."""
         for step, place in self._places.items():
             self._last |= dict.fromkeys(step.inputs, place)
+        # outputs are read behind all steps
         self._last |= dict.fromkeys(recording.outputs.values(), len(self._places))
 
     def run(self, module: nn.Module, steps: Iterable[Step], depth: int, tensors: Tensors) -> None:

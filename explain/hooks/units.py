@@ -94,7 +94,8 @@ class Axes:
         find_grids: Callable[[], Any] = lambda: None,
     ) -> None:
         """Begin to find both from where the values of a place lie on the image, or from
-        ``channel_dim``. ``size`` is the image's; ``what`` names the layer in errors."""
+        ``channel_dim``. ``size`` is the image's, ``image_dim`` the dimension along which images
+        lie; ``what`` names the layer in errors."""
         self._shape = tuple(values.shape)
         self._device = values.device
         self._place = place

@@ -61,7 +61,7 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
             closed = (*closed, f"{name}.")
         if isinstance(module, OpenProgram):  # its own layers take hooks
             closed = (*closed, f"{name}.program".removeprefix("."))
-        if not isinstance(module, RecursiveScriptModule):
+        if not isinstance(module, RecursiveScriptModule):  # as a traced one, which takes hooks
             modules[name] = module
     return modules
 

@@ -291,8 +291,9 @@ def propagate(
 ) -> PropagationResult:
     """Walk back over a recorded pass by the rules of a composite, from the ``gradients`` of the
     score in the output; with ``channels``, relevance passes through these alone."""
-    # `signals` are the values that a gradient leads from to the explained inputs (`sources`);
-    # `image_labels` says which image each value belongs to, where the images do not come first
+    # `signals` are the values that a gradient leads from to the explained inputs (`sources`) of
+    # `count` images; `wanted` are those whose gradients are returned; `image_labels` says which
+    # image each element of a value belongs to, where the images do not come first
     leading = paths_to(gradients)
     unmerged = {*wanted, channels.value} if channels else set(wanted)
     steps = relevance_steps(recorded, signals, leading, unmerged)

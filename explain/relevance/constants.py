@@ -100,7 +100,7 @@ def constant_part(step: Step) -> Tensor:
         """Zeros in the place of a signal."""
         if value not in signals:
             return value.tensor
-        if step.kind == "sum":  # of the constants' shape: a sum in place writes into a signal
+        if step.kind == "sum":  # in the constants' shape, which a sum in place can write into
             shape: Any = torch.broadcast_shapes(*constant_shapes)  # type: ignore[no-untyped-call]
             return value.tensor.new_zeros(shape)
         return torch.zeros_like(value.tensor)
@@ -133,8 +133,8 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor, bool, bool]]
     if adds_to_first or recorded.operation.has("biased"):
         bias = _bias(recorded, signals)
         if bias is not None:
-            # it is added at each position of a map
-            yield bias, adds_to_first or recorded.name == "native_layer_norm", True
+            channels_last = adds_to_first or recorded.name == "native_layer_norm"
+            yield bias, channels_last, True  # it is added at each position of a map
         return
     step = step_of(recorded, signals, of_complex=True)
     if step is None:
@@ -142,7 +142,8 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor, bool, bool]]
     if step.kind == "sum" and len(step.signals) == 1:
         term = constant_part(step)
         # complex numbers belong to frequencies, not to places of the image
-        yield term, term.ndim == 1, term.numel() > 1 and not step.output.dtype.is_complex
+        is_map = term.numel() > 1 and not step.output.dtype.is_complex
+        yield term, term.ndim == 1, is_map
     elif step.kind in ("join", "choice") and has_constant_part(step):
         # tokens that are constant, such as a class token, lie on no place
         part = constant_part(step)

@@ -79,6 +79,7 @@ class DeconvnetRule(GuidedRule):
         sent = list(grad_inputs)
         positive = _positive(operation, grad_outputs[0])
         for i in operation.inputs:
+            # a number, as what `where` gives elsewhere, is no input
             gradient = sent[i] if i < len(sent) else None
             if gradient is not None:
                 # where two inputs are the same rectified signal, only the first gets the gradient

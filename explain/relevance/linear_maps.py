@@ -127,14 +127,14 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
     weight = _plain(constant.tensor)
     channels = 1 - weight.ndim
     unbiased = replace(step, args=(x, constant, None, *step.args[3:]))
-    bias_along = None if bias is None else along(bias.tensor, -channels)
+    bias_by_channel = None if bias is None else along(bias.tensor, -channels)
     is_transposed = step.options["transposed"]
     return LinearMap(
         x,
         constant,
         [unbiased],
         weight,
-        bias_along,
+        bias_by_channel,
         channels,
         # (out, in / groups, ...), or transposed (in, out / groups, ...)
         weight_channels=1 if is_transposed else 0,
@@ -150,7 +150,16 @@ def _deformed_convolution(step: Step, x: Value) -> LinearMap | None:
     if x is not signal or bool((mask.tensor < 0).any()):
         return None
     unbiased = step.replaced({bias: torch.zeros_like(bias.tensor)})
-    return LinearMap(x, constant, [unbiased], constant.tensor, along(bias.tensor, 3), -3, 0)
+    bias_by_channel = along(bias.tensor, 3)
+    return LinearMap(
+        x,
+        constant,
+        [unbiased],
+        constant.tensor,
+        bias_by_channel,
+        channels=-3,
+        weight_channels=0,
+    )
 
 
 def _matrix_product(step: Step, x: Value) -> LinearMap | None:
@@ -174,7 +183,9 @@ def _matrix_product(step: Step, x: Value) -> LinearMap | None:
     bias = None if not added else added[0].tensor * step.kwargs.get("beta", 1)
     # of W x, the last dimension is that of x: its channels are none of W's
     weight_channels = weight.ndim - 1 if x is first else None
-    return LinearMap(x, constant, [unbiased], weight, bias, -1, weight_channels)
+    return LinearMap(
+        x, constant, [unbiased], weight, bias, channels=-1, weight_channels=weight_channels
+    )
 
 
 def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
@@ -188,7 +199,7 @@ def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
     sizes = [1] * missing_dims + list(weight.shape)
     if all(sizes[dim] == 1 for dim in dims):
         return None
-    return LinearMap(x, other, [product, reader], weight, None, -1)
+    return LinearMap(x, other, [product, reader], weight, bias=None, channels=-1)
 
 
 def _batch_norm(step: Step, x: Value) -> LinearMap | None:
@@ -199,7 +210,7 @@ def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     ndim = len(x.shape) - 1
     bias = step.options["bias"]
     variance = step.options["running_var"]
-    factor = (variance.tensor + step.args[-1]).rsqrt_()
+    factor = (variance.tensor + step.args[-1]).rsqrt_()  # the last argument is epsilon
     weight = step.options["weight"]
     factor = factor if weight is None else factor * weight.tensor
     shift = -step.options["running_mean"].tensor * factor
@@ -209,7 +220,17 @@ def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     product = replace(
         step, operator=aten.mul.Tensor, args=(x, variance), kwargs={}, results=step.results[:1]
     )
-    return LinearMap(x, variance, [product], along(factor, ndim), along(shift, ndim), -ndim, 0)
+    weight_by_channel = along(factor, ndim)
+    bias_by_channel = along(shift, ndim)
+    return LinearMap(
+        x,
+        variance,
+        [product],
+        weight_by_channel,
+        bias_by_channel,
+        channels=-ndim,
+        weight_channels=0,
+    )
 
 
 _MAPS: dict[str, Callable[[Step, Value], LinearMap | None]] = {

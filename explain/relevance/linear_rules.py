@@ -135,8 +135,7 @@ class AlphaBeta(_Stabilised):
             ]
         z = _run(step, inputs_and_weights, bias)
         stabiliser = sign * self._stabiliser(flow, z if sign > 0 else -z)
-        # where a rectifier gives more than zero, something contributes, and no relevance comes from
-        # elsewhere
+        # relevance arrives where a rectifier gives more than zero: there, something contributes
         always_contributes = step.rectified is not None and sign > 0 and self.bias
         if always_contributes:
             share = relevance / z.add_(stabiliser)
@@ -192,14 +191,14 @@ class Gamma(_Stabilised):
         size_weight = weight.abs() * half_gamma
         bias = None if linear.bias is None else linear.bias.abs() * half_gamma
         size = z.abs()
-        # times sign(z): (1 + gamma / 2) |z| + gamma / 2 (|W| |x| + |b|)
+        # those of the rule times sign(z): (1 + gamma / 2) |z| + gamma / 2 (|W| |x| + |b|)
         denominators = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half_gamma)
         # no relevance arrives where a rectifier gives zero: these do not count in the mean
         stabiliser = self._stabiliser(
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
         )
         denominators = denominators + stabiliser
-        # relevance, |z| g times sign(z), over the denominators times sign(z)
+        # of R = z g: the sign cancels out with sign(z) in the contributions of the sizes
         share_of_z = size.mul_(gradient).div_(denominators)
         share_of_size = (gradient * z).div_(denominators)
         _take(
