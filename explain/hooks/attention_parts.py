@@ -177,8 +177,7 @@ class AttentionHook:
         recorder.close()
         recorder.release()
         # what runs behind the last place may differ from call to call
-        last_number = max(places, default=-1)
-        return _Plan(operators[: last_number + 1], places)
+        return _Plan(operators[: max(places, default=-1) + 1], places)
 
 
 @dataclass(eq=False)

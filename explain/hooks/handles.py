@@ -194,6 +194,8 @@ class Handle:
         more_places = len(self.hooks) - 1
         more = f" and {more_places} more" if more_places else ""
         words = [f"hook {first.name!r} on {first.where}{more} ({first.direction})"]
-        words += ["fired"] if self.fired else []
-        words += ["removed"] if self.removed else []
+        if self.fired:
+            words.append("fired")
+        if self.removed:
+            words.append("removed")
         return ", ".join(words)

@@ -300,8 +300,9 @@ def findings_of(model: nn.Module) -> dict[Any, Any]:
     """What was found out about a model with the weights that it has now; it is forgotten when these
     change."""
     weights = parameters_of(model)
-    # assigning a weight changes its identity, writing to it its version
-    weights_now = [*map(id, weights), *map(_version, weights)]
+    # as `_version`, without a call for each weight; another weight has another identity
+    versions = [-1 if weight.is_inference() else weight._version for weight in weights]
+    weights_now = [*map(id, weights), *versions]
     found_with, findings = _findings.get(model, (None, {}))
     if found_with != weights_now or len(findings) > _MOST_FINDINGS:
         findings = {}
