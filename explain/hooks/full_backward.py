@@ -149,7 +149,7 @@ class _Call:
     arrived."""
 
     def __init__(self, owner: Gates, module: nn.Module) -> None:
-        """Note which hooks are for this call, in the order in which they fire."""
+        """Note which hooks are for this call, and that they wait for gradients alone."""
         self._owner = owner
         self.module = module
         # `is_meant` knows only while the call begins which call of the module it is

@@ -231,6 +231,7 @@ class _Watch:
             row.memory = tensor.nbytes
             row.finite = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
             if "ReLU" in row.type and tensor.ndim > 1 and tensor.numel():
+                # units are in the second dimension, as channels and features are
                 is_zero_by_unit = (tensor == 0).transpose(0, 1).flatten(1)
                 row.dead = is_zero_by_unit.all(1).float().mean().item()
         self.ended.append(row)

@@ -268,6 +268,7 @@ class Ablate(Intervention):
     def _resampled(self, values: torch.Tensor, position_dims: Sequence[int]) -> torch.Tensor:
         """Values of positions, drawn at random with replacement, the same positions for all
         channels and images."""
+        # all positions in one dimension, the last
         last_dims = list(range(values.ndim - len(position_dims), values.ndim))
         moved = values.movedim(list(position_dims), last_dims)
         flat = moved.flatten(last_dims[0])

@@ -58,8 +58,8 @@ class LinearMap:
         return weight.clamp_(min=0) if sign > 0 else weight.clamp_(max=0)
 
     def then(self, factor: Tensor | None, shift: Tensor) -> "LinearMap | None":
-        """This map with its channels multiplied by ``factor`` and moved by ``shift``, which
-        broadcast to the result; None where the output channels are not known."""
+        """This map with its channels multiplied by ``factor`` (None for 1) and moved by ``shift``,
+        which broadcast to the result; None where the output channels are not known."""
         if self.weight_channels is None:
             return None
         if factor is None:

@@ -330,10 +330,11 @@ class ZBox(_AtInput):
         """The relevance of each value of x by the z^B rule, in the shape of x."""
         linear = step.linear
         x = step.x.tensor
-        ends = self._range(step, flow, prefix)
+        low_and_high = self._range(step, flow, prefix)
         weight = linear.weight
+        # the least value counts less by positive weights, the largest less by negative ones
         weights = (weight, -weight.clamp(min=0), -weight.clamp(max=0))
-        inputs_and_weights = list(zip((x, *ends), weights, strict=True))
+        inputs_and_weights = list(zip((x, *low_and_high), weights, strict=True))
         z = _run(step, inputs_and_weights, bias=None)
         share = self._quotient(relevance, z, flow)
         of_x = torch.zeros_like(x)

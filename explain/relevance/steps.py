@@ -317,7 +317,8 @@ def _followed_by(
         return None
     channels = step.linear.channels
     count = shape[channels]
-    # reshapes since the map may have moved the channels, unless they are last
+    # A bias has one number for each of several channels. Reshapes since the map may have moved
+    # these, unless they are last.
     are_last = channels == -1 and value.shape[-1:] == shape[-1:]
     if count == 1 or not (are_last or value.shape == shape):
         return None
@@ -327,7 +328,7 @@ def _followed_by(
     by_channel[channels] = count
     if sizes != by_channel:
         return None
-    return step.linear.then(None, bias.tensor.reshape([count] + [1] * (-channels - 1)))
+    return step.linear.then(None, shift=bias.tensor.reshape([count] + [1] * (-channels - 1)))
 
 
 def _rectified(step: Step, readers: Readers) -> Value | None:
