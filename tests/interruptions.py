@@ -183,7 +183,7 @@ def state(model: nn.Module) -> dict[str, Any]:
         "warning filters": list(warnings.filters),
         "handlers": (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)),
         "signals that wait": len(signals._shared),
-        "held modes": (len(preserve._held_modes), preserve.is_under_way()),
+        "held modes": (len(preserve._held_modes), preserve.is_in_untouched_block()),
         "warnings": getattr(errors._here, "collect_warnings", None) is None,
     }
 

@@ -41,11 +41,13 @@ class AttentionRecord:
         )
         self.tokens = token_numbers(attention.key)
         """Which tokens the keys are of, ``(M, keys)``; None if they are no tokens."""
+        # keys that are broadcast to several heads do not say which row of the weights is theirs
         if self.tokens is not None and len(self.tokens) != len(self.weights):
             self.tokens = None
         self.images = _images(attention, images)
         """Whose image each head is, ``(M,)``; None if that is not known."""
         if attention.weights.value not in images and self.tokens is not None:
+            # weights that change with no image: heads on the same tokens count as of one image
             self.images = torch.unique(self.tokens, dim=0, return_inverse=True)[1]
 
     @property
@@ -85,15 +87,17 @@ def _by_image(records: Sequence[AttentionRecord], count: int) -> Tensor | None:
     same number of heads on the same tokens."""
     images = [record.images for record in records if record.images is not None]
     tokens = [record.tokens for record in records if record.tokens is not None]
-    if len(images) < len(records) or len(tokens) < len(records):
+    if len(images) < len(records) or len(tokens) < len(records):  # unknown for some
         return None
-    image_of = torch.cat(images)
-    order = image_of.argsort(stable=True)
-    heads = image_of.bincount(minlength=count)
-    if len(heads) != count or bool((heads * count != len(order)).any()):
+    image_of_head = torch.cat(images)
+    order = image_of_head.argsort(stable=True)
+    heads_of_image = image_of_head.bincount(minlength=count)
+    has_all_images = len(heads_of_image) == count
+    if not has_all_images or bool((heads_of_image * count != len(order)).any()):
         return None
-    by_image = torch.unflatten(torch.cat(tokens)[order], 0, (count, -1))
-    return order if bool((by_image == by_image[:, :1]).all()) else None
+    tokens_by_image = torch.unflatten(torch.cat(tokens)[order], 0, (count, -1))
+    are_same = bool((tokens_by_image == tokens_by_image[:, :1]).all())
+    return order if are_same else None
 
 
 def _images(attention: RecordedAttention, images: Mapping[Value, Tensor | None]) -> Tensor | None:
@@ -101,7 +105,8 @@ def _images(attention: RecordedAttention, images: Mapping[Value, Tensor | None])
     one."""
     weights = attention.weights
     numbers = images.get(weights.value)
-    if numbers is None or bool((numbers < 0).any()):
+    if numbers is None or bool((numbers < 0).any()):  # -1 stands for no image
         return None
     by_head = weights.by_head(numbers)
-    return None if by_head[0].numel() > 1 else by_head.flatten().long()
+    differs_within_head = by_head[0].numel() > 1  # or else it is one number that broadcasts
+    return None if differs_within_head else by_head.flatten().long()

@@ -72,8 +72,9 @@ class AttentionHook:
         call = None
         if plan.places:
             edit = partial(self._fn, module, args)
+            # this hook itself counts as running
             call = _FollowedCall(plan, edit, self._where, depth=acting.depth - 1)
-        self._running.append(call)
+        self._running.append(call)  # None too: `end` takes one away for each call
         if call is not None:
             _following.begin(call)
 
@@ -97,13 +98,14 @@ class AttentionHook:
                 f"{self._where} must run outside torch.vmap and other transforms of torch.func; "
                 "name a layer around them"
             )
+        # the key of a plan: whatever may make the module run other operators
         tensors = nested.paths((args, kwargs))
-        numbers: dict[int, int] = {}
-        kinds = []
+        numbers: dict[int, int] = {}  # the same for a tensor that is given twice
+        tensor_kinds = []
         for path, tensor in tensors:
             number = numbers.setdefault(id(tensor), len(numbers))
             layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-            kinds.append((path, number, tensor.requires_grad, layout))
+            tensor_kinds.append((path, number, tensor.requires_grad, layout))
         settings = (
             module.training,
             torch.is_grad_enabled(),
@@ -114,7 +116,7 @@ class AttentionHook:
         for value in nested.constants((args, kwargs)):
             is_plain = value is None or isinstance(value, (bool, int, float, str))
             constants.append(value if is_plain else type(value))
-        key = ("attention", self._part, *kinds, *settings, *constants)
+        key = ("attention", self._part, *tensor_kinds, *settings, *constants)
         findings = findings_of(module)
         if key not in findings:
             findings[key] = self._find(module, args, kwargs)
@@ -123,8 +125,8 @@ class AttentionHook:
 
     def _find(self, module: nn.Module, args: Any, kwargs: Any) -> _Plan:
         """Record a call of the module on copies of its arguments, and look for the part in it."""
-        must = f"{self._where} must compute its heads in one tensor"
-        copies: dict[int, Tensor] = {}
+        requirement = f"{self._where} must compute its heads in one tensor"
+        copies: dict[int, Tensor] = {}  # the module may write into its arguments
         memo: dict[int, Any] = {}
 
         def copied(path: nested.Path, tensor: Tensor) -> Tensor:
@@ -139,15 +141,15 @@ class AttentionHook:
         recorder = PassRecorder(module)
         inputs = [recorder.add_input(tensor) for tensor in copies.values()]
         operators: list[Any] = []
-        numbers: dict[Step, int] = {}
+        numbers: dict[Step, int] = {}  # the operator of the module that each step belongs to
         depth = acting.depth
 
         def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             """Run an operator of the module, and note the steps that it is in the record."""
-            recorded = len(recorder.steps)
+            steps_before = len(recorder.steps)
             result = operator(*args, **kwargs)
-            if acting.depth == depth:
-                numbers.update(dict.fromkeys(recorder.steps[recorded:], len(operators)))
+            if acting.depth == depth:  # not in a hook, which may run others in later calls
+                numbers.update(dict.fromkeys(recorder.steps[steps_before:], len(operators)))
                 operators.append(operator)
             return result
 
@@ -161,16 +163,20 @@ class AttentionHook:
         steps = with_functions(recorder.functions, recorder.steps, outputs, recorder.with_gradient)
         attentions = attentions_in(steps)
         if any(len(heads) > 1 for heads in heads_together(attentions)):
-            raise HookError(f"{must}, got them one by one; name an attention that has them at once")
+            raise HookError(
+                f"{requirement}, got them one by one; name an attention that has them at once"
+            )
         places: dict[int, tuple[int | None, HeadLayout]] = {}
         for attention in attentions:
             place = place_of_part(self._part, attention, steps, inputs)
-            number = -1 if place is None else numbers.get(place.step, -1)
-            if place is None or number < 0 or operators[number] is not place.step.operator:
-                raise HookError(f"{must}, got another layout; name the layer around it")
+            number = None if place is None else numbers.get(place.step)
+            # an operator that is recorded as another one has other arguments
+            if place is None or number is None or operators[number] is not place.step.operator:
+                raise HookError(f"{requirement}, got another layout; name the layer around it")
             places[number] = place.argument, place.layout
         recorder.close()
         recorder.release()
+        # what runs behind the last place may differ from call to call
         return _Plan(operators[: max(places, default=-1) + 1], places)
 
 
@@ -221,7 +227,7 @@ class _Following(threading.local):
     def begin(self, call: _FollowedCall) -> None:
         """Follow a call; attention is computed by its definition meanwhile."""
         self._calls.append(call)
-        if len(self._calls) == 1:
+        if len(self._calls) == 1:  # once for all that begin inside it
             self._stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             self._stack.enter_context(scripts_as_written())
             self._stack.enter_context(without_fast_path())
@@ -237,20 +243,22 @@ class _Following(threading.local):
 
     def _run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, with parts of attentions replaced before or after it."""
-        after: list[tuple[_FollowedCall, HeadLayout]] = []
+        replacing_result: list[tuple[_FollowedCall, HeadLayout]] = []
         for call in self._calls:
+            # operators that a hook runs meanwhile are not the module's
             place = call.next_place(operator) if call.depth == acting.depth else None
             if place is None:
                 continue
             argument, layout = place
             if argument is None:
-                after.append((call, layout))
+                replacing_result.append((call, layout))
             else:
                 new = call.replaced(args[argument], layout)
                 args = (*args[:argument], new, *args[argument + 1 :])
         result = operator(*args, **kwargs)
-        for call, layout in after:
+        for call, layout in replacing_result:
             new = call.replaced(result, layout)
+            # what an in-place operator gives is a tensor that the module has already
             result = result.copy_(new) if facts_of(operator).writes else new
         return result
 
@@ -265,7 +273,7 @@ def _show_operators(stack: ExitStack, run: Callable[..., Any]) -> None:
     def run_single(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator, or those that it calls."""
         if facts_of(operator).is_composite:
-            with mode:
+            with mode:  # it is off while an operator runs, and must see those that this one calls
                 return operator.decompose(*args, **kwargs)
         with dispatching_autograd(True):
             if operator is torch.ops.aten._to_copy.default:  # mixed precision keeps its results

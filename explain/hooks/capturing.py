@@ -164,7 +164,9 @@ class Capture:
             places[layer] = self._places[name] = place
             self._calls[layer] = []
             if gradients is True or (gradients and name in gradients):
+                # with `once`, the caller chooses among all calls by `sources_of`
                 self._wanted.setdefault(layer, set()).add(None if once else place.call)
+        # with `once`, a pass needs no beginning, but for the inputs that `cut=False` replaces
         if self._wanted and (not once or not cut):
             put_swap(group, self._model, InputSwap(self._begin_pass, self.end_pass))
         for layer, place in places.items():
@@ -326,6 +328,7 @@ class Capture:
         continued = {}
         for tensor, aliased in swapped.pairs:
             for _, view in nested.paths(output):
+                # who overwrites this view changes the tensor's memory, but not its history
                 if view._base is aliased:
                     self._overwritable.append((layer, tensor, tensor._version))
             if is_alias(aliased):  # nothing has overwritten it
@@ -358,7 +361,8 @@ class Capture:
         def begin(module: nn.Module, args: Any, kwargs: Any) -> nested.SwappedInputs | None:
             """Replace the inputs of the module's last part by aliases with a graph, if the graph
             begins there."""
-            is_wanted = bool(running) and self._is_wanted(layer)
+            is_inside = bool(running)  # a last part may also be called from elsewhere
+            is_wanted = is_inside and self._is_wanted(layer)
             if not is_wanted or not self._begin_graph(module, args, kwargs):
                 return None
             return nested.SwappedInputs((args, kwargs), _aliased)
@@ -386,9 +390,9 @@ class Capture:
                 raise LayerError(
                     f"layer {layer!r} must be given a tensor, got none; choose another layer"
                 )
-            wanted = self._is_wanted(layer)
+            is_wanted = self._is_wanted(layer)  # of the next call, which the record counts
             record = self._recorded(layer, first_input)
-            if record is None or not wanted:
+            if record is None or not is_wanted:
                 return None
             if not self._turn_on_for(record, first_input):
                 return None
@@ -426,11 +430,14 @@ class Capture:
         for path, tensor in nested.paths(output) if self._every else ():
             if id(tensor) not in tensors:
                 tensors[id(tensor)] = TensorRecord(tensor.detach().clone()), tensor
-            record.tensors[path[0] if len(path) == 1 else path] = tensors[id(tensor)][0]
+            tensor_record, _ = tensors[id(tensor)]
+            record.tensors[path[0] if len(path) == 1 else path] = tensor_record
+        # the graph begins at the output, not at the aliases of its last part's inputs: what else
+        # the layer computed has no history
         begins_late = not torch.is_grad_enabled()
         if inputs is None or not self._turn_on_for(record, first_output):
             return None
-        if begins_late:  # other tensors that the layer computed earlier have no history
+        if begins_late:
             self._lost.append(layer)
         if not first_output.requires_grad:
             self._must_have_histories(layer, first_output, inputs, output)
@@ -452,6 +459,7 @@ class Capture:
         for tensor_record, tensor in tensors:
             if not tensor.is_floating_point():
                 continue
+            # paths around the layer, by a tensor that it only passes on, are not its own
             tensor_in_use = (
                 copy_with_history(tensor) if _is_passed_through(tensor, inputs) else tensor
             )
@@ -508,7 +516,8 @@ class Capture:
             )
         if torch.is_grad_enabled() or self._turn_on():
             return True
-        source = record.activation.detach().requires_grad_()  # a stand-in: no score depends on it
+        # a stand-in, which no score depends on, so that the record can be asked for its sources
+        source = record.activation.detach().requires_grad_()
         self._sources[record] = GradientSources([source], [])
         self._without_graph.add(record)
         return False
@@ -534,19 +543,19 @@ class Capture:
         # where it has no Node, and where it is a view, whose later uses go by its base once it has
         # been overwritten. Autograd takes that mark and the view's Node for one, unless the base is
         # requested as well.
-        summed: list[Source] = []
-        requested_with: list[Source] = []
+        at_node: list[Source] = []
+        bases: list[Source] = []
         if tensor.requires_grad:
-            summed.append(self._collect(record, tensor))
+            at_node.append(self._collect(record, tensor))
             base = tensor._base
             if base is None or not base.requires_grad:
-                return GradientSources(summed, [])
-            requested_with.append(get_gradient_edge(base))
+                return GradientSources(at_node, requested_with=[])
+            bases.append(get_gradient_edge(base))
         leaf = mark(tensor)
         if leaf is None:
-            return GradientSources(summed, [])
-        summed.append(self._collect(record, leaf))
-        return GradientSources(summed, requested_with)
+            return GradientSources(at_node, requested_with=[])
+        at_mark = self._collect(record, leaf)
+        return GradientSources([*at_node, at_mark], requested_with=bases)
 
     def _collect(self, record: TensorRecord, tensor: torch.Tensor) -> Source:
         """Store a tensor's gradient in ``record`` in any backward pass (with ``once``, the caller
@@ -572,6 +581,7 @@ class Capture:
 
 
 _PASSING_ON = (nn.Identity, nn.modules.dropout._DropoutNd)
+"""Modules that give what they are given, unless they are in training mode."""
 
 
 def _last_in(module: nn.Module) -> nn.Module:
@@ -685,7 +695,8 @@ def why_not_called(model: nn.Module, name: str, calls: int) -> str:
             f"layer {name!r} gave nothing: the layer did not run, or {attention_parts.NO_ATTENTION}"
         )
     module = place.module
-    if module and isinstance(submodule(model, module.rpartition(".")[0]), nn.MultiheadAttention):
+    parent, _, _ = module.rpartition(".")
+    if module and isinstance(submodule(model, parent), nn.MultiheadAttention):
         return (
             f"layer {name!r} was not called: nn.MultiheadAttention reads its weights itself; "
             "choose the attention"

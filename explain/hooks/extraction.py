@@ -60,11 +60,12 @@ class FeatureExtractor(nn.Module):
         features: dict[str, Any] = {}
         calls = Counter[str]()
 
-        def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def copy_output(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             """Copy the output of a layer when its call is the one that is named; end the pass after
             the last one."""
-            place = place_of(name, self.model)
-            if (place.call or 0) == calls[name]:
+            named_call = place_of(name, self.model).call
+            # a name without a call stands for the first one
+            if calls[name] == (0 if named_call is None else named_call):
                 # a copy, before in-place operations change the output
                 features[name] = nested.replace(output, lambda path, tensor: tensor.clone())
             calls[name] += 1
@@ -73,7 +74,7 @@ class FeatureExtractor(nn.Module):
 
         with preserve.recording(self.graph), HookGroup(self.model) as group:
             for name in self.layers:
-                group.forward(place_of(name, self.model).layer, partial(keep, name))
+                group.forward(place_of(name, self.model).layer, partial(copy_output, name))
             with suppress(_AllCaptured):
                 self.model(*args, **kwargs)
         for name in self.layers:

@@ -52,12 +52,14 @@ class Gates:
         calls of ``thread`` (None for all)."""
         # Nothing of the group is kept: the graph holds the gates, and the two would keep each other
         # alive.
+
+        # by direction, in the order in which they fire
         self.hooks: dict[str, list[GateHook]] = {"backward-pre": [], "backward": []}
-        self._callers: list[Hook] = []
-        self._running: list[_Call] = []
+        self._callers: list[Hook] = []  # those with functions of the caller, for messages
+        self._running: list[_Call] = []  # the calls that have begun, innermost last
         self._thread = thread
         self._module = module
-        self._handles: list[Any] = []
+        self._handles: list[Any] = []  # of the forward hooks that put inputs and outputs in gates
 
     def add(self, hook: "GateHook", direction: str, *, first: bool) -> Callable[[], None]:
         """Add a hook to those of its direction, ``first`` or last; return a function that removes
@@ -68,7 +70,7 @@ class Gates:
             leave: Callable[..., Any] = self._leave
             register_pre: Callable[[Any], Any] = BeforeEvery
             register: Callable[[Any], Any] = register_module_forward_hook
-            if self._module is None:
+            if self._module is None:  # a hook that calls modules would meet itself for ever
                 enter = unless_in_hook(enter)
                 leave = unless_in_hook(leave)
             else:
@@ -80,6 +82,7 @@ class Gates:
             self._handles.append(Registered(leave, register, self._thread, self._callers).handle)
         hooks = self.hooks[direction]
         hooks.insert(0 if first else len(hooks), hook)
+        # functions of this package are not wrapped in a `Hook`
         caller_hooks = [hook.fn] if isinstance(hook.fn, Hook) else []
         self._callers += caller_hooks
 
@@ -92,7 +95,7 @@ class Gates:
                 # from now on gradients pass unchanged, also in graphs of earlier passes
                 while self._handles:
                     self._handles.pop().remove()
-                self._running.clear()
+                self._running.clear()  # nothing will notice that these calls end
 
         return remove
 
@@ -146,15 +149,19 @@ class _Call:
     arrived."""
 
     def __init__(self, owner: Gates, module: nn.Module) -> None:
-        """Note which hooks are for this call, in the order in which they fire."""
+        """Note which hooks are for this call, and that they wait for gradients alone."""
         self._owner = owner
         self.module = module
-        hooks = [hook for hooks in owner.hooks.values() for hook in hooks]
+        # `is_meant` knows only while the call begins which call of the module it is
+        hooks = [hook for of_direction in owner.hooks.values() for hook in of_direction]
         self._meant = {hook for hook in hooks if hook.is_meant is None or hook.is_meant()}
         for hook in self._meant:
+            # from here on, it is not the layer that has not run
             if isinstance(hook.fn, Hook):
-                hook.fn.unfired = Hook.unfired
+                hook.fn.why_unfired = Hook.why_unfired
+        # kept from when the backward pass meets the outputs until it meets the inputs
         self._grad_output: Gradients | None = None
+        # the number of autograd's next Node: those of this call have none below it
         self._began = torch._C._autograd._get_sequence_nr()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,7 +171,9 @@ class _Call:
         values = [*args, *(kwargs[name] for name in names)]
         gated_values, self._inputs = _through(self._at_inputs, values)
         places = self._inputs.places
-        self._lent = [
+        # With the gate's Node: another one when the call ends shows that the module has overwritten
+        # the alias, and so the caller's tensor. The gate copies leaves, which share no memory.
+        self._aliased_inputs = [
             (values[i], gated_values[i], gated_values[i].grad_fn)
             for i in places
             if not values[i].is_leaf
@@ -178,13 +187,14 @@ class _Call:
         """Pass the outputs of a call through a gate; return what replaces them, or None. An input
         that was overwritten in place gets its history from the module's result."""
         paths, values = _laid_out(output)
-        aliased_inputs = self._lent
-        self._lent = []
+        aliased_inputs = self._aliased_inputs
+        self._aliased_inputs = []  # the graph keeps this call, but needs no tensors of it
         overwritten = [
             (tensor, alias) for tensor, alias, node in aliased_inputs if alias.grad_fn is not node
         ]
-        gated_values, self._outputs = _through(self._at_outputs, values, self._began)
-        # an input that was overwritten gets its history from the module's result
+        gated_values, self._outputs = _through(self._at_outputs, values, began=self._began)
+        # The caller may hold an input that was overwritten: it gets the history, and is the output
+        # if the module has returned its alias.
         for tensor, alias in overwritten:
             place = next((i for i, value in enumerate(values) if value is alias), None)
             continue_from(tensor, alias if place is None else gated_values[place])

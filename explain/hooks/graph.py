@@ -86,28 +86,24 @@ def normalises_over_batch(nodes: Iterable[Node]) -> bool:
 def _laid_out_as_input(saved: Any, gradients: Gradients) -> Gradients | None:
     """The gradients that arrive at a batch normalisation of one sample, the first in the memory
     layout of the input, which ``saved`` holds; None leaves them as they are."""
-    first_gradient = gradients[0]
-    layout = (
-        None
-        if first_gradient is None or len(first_gradient) > 1
-        else _CHANNELS_LAST.get(first_gradient.ndim)
-    )
-    if first_gradient is None or layout is None:
+    first_gradient, *of_other_outputs = gradients
+    if first_gradient is None or len(first_gradient) > 1:
+        return None
+    layout = _CHANNELS_LAST.get(first_gradient.ndim)
+    if layout is None:
         return None
     is_last = first_gradient.is_contiguous(memory_format=layout)
     # A checkpoint packs saved tensors and returns them only once; PyTorch 2.6 cannot unpack them.
     is_packed = getattr(saved, "unpack_hook", None) is not None
     if is_packed or not hasattr(saved, "unpack"):
+        if not is_packed and not is_last:
+            return None
         # A copy that both checks find to have the channels last is right for any input, but slower.
-        return (
-            (first_gradient.clone(memory_format=layout), *gradients[1:])
-            if is_packed or is_last
-            else None
-        )
+        return first_gradient.clone(memory_format=layout), *of_other_outputs
     x = saved.unpack()
     if x.is_contiguous(memory_format=layout) == is_last:
         return None
-    return torch.empty_like(x).copy_(first_gradient), *gradients[1:]
+    return torch.empty_like(x).copy_(first_gradient), *of_other_outputs
 
 
 class Reach:
@@ -136,20 +132,15 @@ class Reach:
             if last in reaches:
                 waiting.pop()
                 continue
-            leads = (
-                id(getattr(last, "variable", None)) in self._leaves
-            )  # of the Node that accumulates a leaf's gradient
-            count = len(waiting)
-            for parent, _ in last.next_functions:
-                if parent is None:
-                    continue
-                if parent not in reaches:
-                    waiting.append(parent)
-                elif reaches[parent]:
-                    leads = True
-            if len(waiting) == count:
-                reaches[last] = leads
-                waiting.pop()
+            parents = [parent for parent, _ in last.next_functions if parent is not None]
+            unknown_parents = [parent for parent in parents if parent not in reaches]
+            if unknown_parents:  # the Node waits below them, and comes again when they are known
+                waiting += unknown_parents
+                continue
+            # what the Node is for, if it is one that accumulates a leaf's gradient
+            accumulated = getattr(last, "variable", None)
+            is_leaf = id(accumulated) in self._leaves
+            reaches[last] = is_leaf or any(reaches[parent] for parent in parents)
         return reaches[node]
 
 

@@ -27,7 +27,7 @@ from explain.hooks.guard import (
 )
 from explain.hooks.handles import BeforeEvery, Handle, Registered, unless_in_hook
 from explain.hooks.layer_names import LayerPlace, Where, find_places
-from explain.hooks.preserve import is_under_way, plain_sequences
+from explain.hooks.preserve import is_in_untouched_block, plain_sequences
 
 
 class HookGroup(SignalSafe["HookGroup"]):
@@ -93,9 +93,9 @@ class HookGroup(SignalSafe["HookGroup"]):
     def on_enter(self) -> "HookGroup":
         """Enter the block; inside an explanation, a forked child process will remove these
         hooks."""
-        if is_under_way():
+        if is_in_untouched_block():
             _of_explanations.add(self)
-        elif self._model is not None:
+        elif self._model is not None:  # such a block itself keeps sequences plain
             self._plain_sequences = plain_sequences(self._model)
             self._plain_sequences.on_enter()
         return self
@@ -261,7 +261,10 @@ class HookGroup(SignalSafe["HookGroup"]):
             return self.tensor(leaf, fn)
         where = _hookable(leaf)
         register = leaf.register_post_accumulate_grad_hook
-        return self._in_graph(register, Hook, fn, where, "after accumulation", ["leaf"])
+        # it is given the leaf, no gradient, so a plain `Hook` checks it
+        return self._in_graph(
+            register, Hook, fn, where, direction="after accumulation", argument_names=["leaf"]
+        )
 
     def tensors(
         self,
@@ -296,14 +299,14 @@ class HookGroup(SignalSafe["HookGroup"]):
     def after_backward(self, fn: Callable[..., Any]) -> Handle:
         """Call ``fn()`` once, when the backward pass that is running now is done; to be used from
         another hook."""
-        handle = self._open(Hook, fn, ["the running backward pass"], "at its end", [])
+        places = ["the running backward pass"]
+        handle = self._open(Hook, fn, places, direction="at its end", argument_names=[])
 
         def call() -> None:
             """Call the hook at the end of the backward pass, unless its handle has been removed."""
             if not handle.removed:  # PyTorch cannot remove such a hook, so it does nothing instead
                 handle.remove()
-                for hook in handle.hooks or [fn]:
-                    hook()
+                _hook_of(handle, fn)()
 
         try:
             torch.autograd.Variable._execution_engine.queue_callback(call)
@@ -333,7 +336,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         if is_ours(fn):
             return Handle((), self._handles)
         hooks = [hook_class(fn, place, direction) for place in places]
-        hooks[0].must_take(argument_names)
+        hooks[0].must_take(argument_names)  # all of them call one function
         if self._signs_at_first_hook is None:
             self._signs_at_first_hook = self._signs_of_work()
         return Handle(hooks, self._handles)
@@ -351,8 +354,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         """Wrap a caller's function, which must take ``argument_names``, as a hook in any thread,
         and register it on tensors or a Node by PyTorch's ``register``."""
         handle = self._open(hook_class, fn, [where], direction, argument_names)
-        hook = handle.hooks[0] if handle.hooks else fn
-        handle.place(register, hook, hooks=handle.hooks)
+        handle.place(register, _hook_of(handle, fn), hooks=handle.hooks)
         return handle
 
     def _on_node(
@@ -400,11 +402,13 @@ class HookGroup(SignalSafe["HookGroup"]):
         )
         for number, (name, place, module) in enumerate(places):
             hooks = handle.hooks[number : number + 1]
-            hook = hooks[0] if hooks else fn
+            hook = _hook_of(handle, fn, number)
             # a name with a call (`@1`): the hook acts on that call alone
             counter = None if place.call is None else CallCounter(place.call, name)
             hook_of_call = hook if counter is None else counter.only(hook)
             if place.part == "input":
+                # the first tensor may lie in a container of the caller's: it is put back there when
+                # the call ends, or with the hooks if the call raised
                 swap = InputSwap(
                     partial(_replace_first, name, hook_of_call, options["with_kwargs"])
                 )
@@ -415,8 +419,8 @@ class HookGroup(SignalSafe["HookGroup"]):
                 handle.place(module.register_forward_hook, swap.leave, self._thread)
                 handle.undo.append(swap.restore_all)
             elif place.part:
-                for own_hook in hooks:
-                    own_hook.unfired = f"the layer did not run, or {NO_ATTENTION}"
+                for checked_hook in hooks:
+                    checked_hook.why_unfired = f"the layer did not run, or {NO_ATTENTION}"
                 self._on_attention(
                     handle, module, AttentionHook(name, place.part, hook_of_call), hooks
                 )
@@ -448,14 +452,15 @@ class HookGroup(SignalSafe["HookGroup"]):
     ) -> Handle:
         """Register a caller's forward hook on every module that runs."""
         handle = self._open_on_calls(fn, [EVERY_MODULE], kind, with_kwargs)
-        hook = handle.hooks[0] if handle.hooks else fn
+        hook = _hook_of(handle, fn)
+        # PyTorch has no function for hooks before every module that take keyword arguments
         register: Callable[[Any], Any] = BeforeEvery
         if kind == "forward":
             register = partial(global_hooks.register_module_forward_hook, with_kwargs=with_kwargs)
         elif not with_kwargs:
             register = global_hooks.register_module_forward_pre_hook
         handle.place(register, unless_in_hook(hook), self._thread, handle.hooks)
-        # PyTorch leaves this flag behind
+        # with keyword arguments, PyTorch leaves this flag behind
         flags: dict[int, Any] = global_hooks._global_forward_hooks_with_kwargs
         handle.undo.append(partial(flags.pop, handle.id, None))
         return handle
@@ -466,8 +471,8 @@ class HookGroup(SignalSafe["HookGroup"]):
     ) -> Handle:
         """Register a caller's hook on the gradients of every module that runs."""
         handle = self._open(ModuleGradientHook, fn, [EVERY_MODULE], direction, argument_names)
-        hook = GateHook(handle.hooks[0] if handle.hooks else fn)
-        gates = self._gates.setdefault(None, Gates(self._thread, None))
+        hook = GateHook(_hook_of(handle, fn))
+        gates = self._gates.setdefault(None, Gates(self._thread, module=None))
         handle.undo.append(gates.add(hook, direction, first=False))
         return handle
 
@@ -509,9 +514,8 @@ class HookGroup(SignalSafe["HookGroup"]):
         )
         for number, (name, place, module) in enumerate(places):
             counter = None if place.call is None else CallCounter(place.call, name)
-            hook = GateHook(
-                handle.hooks[number] if handle.hooks else fn, counter.is_meant if counter else None
-            )
+            is_meant = None if counter is None else counter.is_meant
+            hook = GateHook(_hook_of(handle, fn, number), is_meant)
             gates = self._gates.setdefault(module, Gates(self._thread, module))
             handle.undo.append(gates.add(hook, direction, first=prepend))
             self._count(handle, module, counter)
@@ -559,16 +563,28 @@ class HookGroup(SignalSafe["HookGroup"]):
     def _unfired_hooks(self) -> str | None:
         """The warning about hooks that should have fired by now, on one line; None if there are
         none, or nothing has run."""
-        handles = [handle for handle in self._handles if handle.hooks]
+        # functions of this package, whose handles have no hooks, need not fire
+        expected = [handle for handle in self._handles if handle.hooks]
         # Of several with the same function or place, it is enough that one has fired: layers that
         # were not used are then no surprise.
-        fired = {kind for handle in handles if handle.fired for kind in _kinds(handle)}
-        unfired = [handle for handle in handles if not _kinds(handle) & fired]
+        fired = set[tuple[str, Any]]()
+        for handle in expected:
+            if handle.fired:
+                fired |= _function_and_places(handle)
+        unfired = [handle for handle in expected if not _function_and_places(handle) & fired]
         has_run = self._has_run or self._signs_of_work() != self._signs_at_first_hook
         if not unfired or not (fired or has_run):
             return None
+        first = unfired[0]
         more = f"; nor did {len(unfired) - 1} more" if len(unfired) > 1 else ""
-        return f"{unfired[0]} never fired: {unfired[0].hooks[0].unfired}{more}"
+        return f"{first} never fired: {first.hooks[0].why_unfired}{more}"
+
+
+def _hook_of(handle: Handle, fn: Callable[..., Any], number: int = 0) -> Callable[..., Any]:
+    """What PyTorch calls at one of a handle's places: the checked hook of a caller's function, but
+    a function of this package itself."""
+    hook: Callable[..., Any] = handle.hooks[number] if handle.hooks else fn
+    return hook
 
 
 # Hooks of this package: not checked, and they need not fire
@@ -627,12 +643,13 @@ def module_of(model: nn.Module, place: LayerPlace) -> nn.Module:
     return module
 
 
-def _kinds(handle: Handle) -> set[tuple[str, Any]]:
+def _function_and_places(handle: Handle) -> set[tuple[str, Any]]:
     """What counts as the same hook for the warning about unfired hooks: its function and its
     places, each with its direction."""
-    hooks = handle.hooks
-    functions = {(hook.direction, getattr(hook.fn, "__code__", id(hook.fn))) for hook in hooks[:1]}
-    return functions | {(hook.direction, hook.where) for hook in hooks}
+    first = handle.hooks[0]  # all call one function; those that a loop makes share their code
+    function = getattr(first.fn, "__code__", id(first.fn))
+    places = {(hook.direction, hook.where) for hook in handle.hooks}
+    return {(first.direction, function), *places}
 
 
 class CallCounter:

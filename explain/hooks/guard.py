@@ -77,7 +77,7 @@ class Hook:
     """A caller's function on one place: it is named when it raises, and knows whether it has fired.
     A hook that registers another one may return its handle, which counts as None."""
 
-    unfired = "no gradient came to it; keep the group open until the backward pass is done"
+    why_unfired = "no gradient came to it; keep the group open until the backward pass is done"
     """Why it may not have fired."""
 
     def __init__(self, fn: Callable[..., Any], where: str, direction: str) -> None:
@@ -88,11 +88,11 @@ class Hook:
         self.direction = direction
         self.name = name_of_function(fn)
         self.fired = False
-        self._now = ""
-        """Which of every module it was called for last."""
+        self._last_module = ""
+        """Of a hook on every module, the kind of module that it was called for last."""
 
     def __str__(self) -> str:
-        return f"hook {self.name!r} on {self.where}{self._now} ({self.direction})"
+        return f"hook {self.name!r} on {self.where}{self._last_module} ({self.direction})"
 
     def must_take(self, arguments: Sequence[str]) -> None:
         """Check that the function can be called with these arguments (names that the message
@@ -104,7 +104,7 @@ class Hook:
         except ValueError:  # some built-ins have no signature
             return
         try:
-            signature.bind(*arguments)
+            signature.bind(*arguments)  # the names stand for arguments: only their number matters
         except TypeError:
             takes = ", ".join(arguments)
             raise HookError(
@@ -116,13 +116,13 @@ class Hook:
         the hook."""
         self.fired = True
         if self.where == EVERY_MODULE:
-            self._now = f", here a {type(arguments[0]).__name__}"
+            self._last_module = f", here a {type(arguments[0]).__name__}"
         try:
             result = self.fn(*arguments)
-        except ExplainError:
+        except ExplainError:  # says itself what is wrong
             raise
         except Exception as error:
-            if came_by_signal(error):
+            if came_by_signal(error):  # an interrupt, of which the hook is not the cause
                 raise
             raise HookError(f"{self} {raised(error)}") from error
         return None if isinstance(result, Handle) else result
@@ -132,7 +132,7 @@ class ForwardHook(Hook):
     """One in a forward pass: those of its own tensors that it returns are copied, since the pass
     may overwrite them."""
 
-    unfired = (
+    why_unfired = (
         "the layer did not run after the hook was registered, or did so in another thread, "
         "or the module that it is in left it out (as nn.MultiheadAttention)"
     )
@@ -144,9 +144,9 @@ class ForwardHook(Hook):
         if result is None:
             return None
         of_the_pass = {id(tensor) for _, tensor in nested.paths(arguments)}
-        change = (
-            nested.edit if any(result is argument for argument in arguments) else nested.replace
-        )
+        # a container of the pass stays the same object; one of the hook's own is not written to
+        is_of_the_pass = any(result is argument for argument in arguments)
+        change = nested.edit if is_of_the_pass else nested.replace
         return change(
             result, lambda path, tensor: tensor if id(tensor) in of_the_pass else tensor.clone()
         )
@@ -159,9 +159,10 @@ class GradientHook(Hook):
     def __call__(self, *arguments: Any) -> Any:
         """Call a hook on gradients, and check that it edited none in place and returned the right
         shapes. What it returns replaces its first gradients, as a tuple if several."""
-        values = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
-        edits = Edits([gradient for _, gradient in nested.paths(values)])
-        with Watcher(edits.watched):
+        # a hook on a module is given the module first
+        gradients_given = arguments[1:] if isinstance(arguments[0], nn.Module) else arguments
+        edits = Edits([gradient for _, gradient in nested.paths(gradients_given)])
+        with Watcher(edits.watched):  # tells when memory is asked for, such as by `numpy()`
             result = super().__call__(*arguments)
         if edits.any():
             raise HookError(
@@ -170,10 +171,10 @@ class GradientHook(Hook):
             )
         if result is None:
             return None
-        first_argument = values[0]
-        if isinstance(first_argument, (tuple, list)) and isinstance(result, torch.Tensor):
+        replaced = gradients_given[0]
+        if isinstance(replaced, (tuple, list)) and isinstance(result, torch.Tensor):
             result = (result,)  # a hook may return a single gradient without a tuple
-        expected = _layout(first_argument)
+        expected = _layout(replaced)
         layout = _layout(result)
         if not _fits(layout, expected):
             raise HookError(
@@ -186,7 +187,9 @@ class GradientHook(Hook):
 class ModuleGradientHook(GradientHook):
     """One on the gradients of a module."""
 
-    unfired = "its layer did not run after it was registered; register it before the forward pass"
+    why_unfired = (
+        "its layer did not run after it was registered; register it before the forward pass"
+    )
 
 
 def _fits(layout: Any, expected: Any) -> bool:

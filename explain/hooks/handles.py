@@ -81,11 +81,12 @@ class Registered:
             return _does_nothing
         number = self.handle.id
         hooks = self.handle.hooks_dict_ref()
-        if id(hooks) in memo:
-            token = set[
-                int
-            ]()  # freed with the memo when the copy is complete, which removes the hook from it
-            weakref.finalize(token, memo[id(hooks)].pop, number, None)
+        if id(hooks) in memo:  # the module's dictionary of hooks is being copied
+            copied_hooks = memo[id(hooks)]
+            # It gets an entry for this hook when this function has returned. The token is freed
+            # with the memo, when the copy is complete, and then takes that entry away.
+            token = set[int]()
+            weakref.finalize(token, copied_hooks.pop, number, None)
             memo[id(token)] = token
         for reference in self.handle.extra_dict_ref:
             flags = reference()
@@ -105,13 +106,13 @@ class BeforeEvery:
         """Register ``hook``, as PyTorch's functions do."""
         # PyTorch passes keyword arguments only to hooks that are noted in the module, even if the
         # hook is for every module. So a first hook makes the note in the module that is about to
-        # run, and the hook itself takes it away.
+        # run, and the hook itself, by `_call`, takes it away.
         self._fn = hook.fn
         self._thread = hook.thread
         hook.fn = self._call
-        self._first = global_hooks.register_module_forward_pre_hook(self._note)
-        self._second = global_hooks.register_module_forward_pre_hook(hook)
-        self.id = self._second.id
+        self._noting = global_hooks.register_module_forward_pre_hook(self._note)
+        self._calling = global_hooks.register_module_forward_pre_hook(hook)
+        self.id = self._calling.id
 
     def _note(self, module: nn.Module, args: Any) -> None:
         if self._thread == threading.get_ident():
@@ -123,8 +124,8 @@ class BeforeEvery:
 
     def remove(self) -> None:
         """Remove both hooks."""
-        self._second.remove()
-        self._first.remove()
+        self._calling.remove()
+        self._noting.remove()
 
 
 def unless_in_hook(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,10 +141,11 @@ class Handle:
     def __init__(self, hooks: Sequence[Any], owner: "dict[Handle, None]") -> None:
         """Make a handle of checked ``hooks`` that are registered nowhere yet, one for each place,
         and add it to ``owner``, the open handles of its group."""
-        self.id = id(self)
+        self.id = id(self)  # until `place` gives it PyTorch's number
         self.hooks = hooks
         """The hook for each place; empty where the function is of this package."""
         self.undo: list[Callable[[], None]] = []
+        """What removes it from its places."""
         self._owner = owner
         owner[self] = None
 
@@ -192,5 +194,8 @@ class Handle:
         more_places = len(self.hooks) - 1
         more = f" and {more_places} more" if more_places else ""
         words = [f"hook {first.name!r} on {first.where}{more} ({first.direction})"]
-        words += [word for word in ("fired", "removed") if getattr(self, word)]
+        if self.fired:
+            words.append("fired")
+        if self.removed:
+            words.append("removed")
         return ", ".join(words)

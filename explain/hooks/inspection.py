@@ -123,6 +123,7 @@ def inspect(
 
     def run() -> tuple[Any, list[Any]]:
         """Run the model once; return its output, and the inputs that gradients are taken to."""
+        # copies that require a gradient, so that one comes to every layer
         sources = as_sources(inputs) if gradients else list(inputs)
         return model(*sources, **options), sources
 
@@ -147,7 +148,7 @@ def _time_calls(group: HookGroup, names: Iterable[str], rows: Sequence[CallRow])
     def begin(module: nn.Module, args: Any) -> None:
         """Start the clock of the row whose call begins."""
         row = next(remaining_rows, replace(rows[-1]))  # a call too many has a row of its own
-        row.seconds = -time.perf_counter()
+        row.seconds = -time.perf_counter()  # `end` adds the time at the end
         running_rows.append(row)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
@@ -190,6 +191,7 @@ class _Watch:
         self.ended: list[CallRow] = []
         self.operations = _Operations()
         self._running: list[tuple[CallRow, int]] = []
+        """The rows of calls that have begun, each with the flops that were counted before it."""
         self._awaiting: dict[nn.Module, list[CallRow]] = {}
         """The calls of each module whose gradients have not come back yet."""
         self._names = {module: name for name, module in modules.items()}
@@ -207,9 +209,13 @@ class _Watch:
             for value in (*args, *kwargs.values())
             if isinstance(value, torch.Tensor)
         ]
-        count = sum(p.numel() for p in module.parameters())
         row = CallRow(
-            len(self.rows), name, type(module).__name__, _depth(name), shapes, parameters=count
+            order=len(self.rows),
+            name=name,
+            type=type(module).__name__,
+            depth=_depth(name),
+            inputs=shapes,
+            parameters=sum(p.numel() for p in module.parameters()),
         )
         self.rows.append(row)
         self._running.append((row, self.operations.count))
@@ -217,15 +223,17 @@ class _Watch:
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         """Complete the row of a call that ends: output, flops, memory, dead units, finiteness. A
         forward hook."""
-        row, count = self._running.pop()
-        row.flops = self.operations.count - count
+        row, flops_before = self._running.pop()
+        row.flops = self.operations.count - flops_before
         tensor = first_tensor(output)
         if tensor is not None:
             row.output = list(tensor.shape)
             row.memory = tensor.nbytes
             row.finite = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
             if "ReLU" in row.type and tensor.ndim > 1 and tensor.numel():
-                row.dead = (tensor == 0).transpose(0, 1).flatten(1).all(1).float().mean().item()
+                # units are in the second dimension, as channels and features are
+                is_zero_by_unit = (tensor == 0).transpose(0, 1).flatten(1)
+                row.dead = is_zero_by_unit.all(1).float().mean().item()
         self.ended.append(row)
         self._awaiting.setdefault(module, []).append(row)
 
@@ -233,11 +241,11 @@ class _Watch:
         """Write the norm of the gradient that came back to a module's latest call into its row of
         `inspect`: a backward hook."""
         row = self._awaiting[module].pop()  # backward meets the calls of a module in reverse
-        total = math.hypot(
+        norm = math.hypot(
             *(g.detach().double().norm().item() for g in grad_output if g is not None)
         )
-        row.gradient_finite = math.isfinite(total)
-        row.gradient = total if row.gradient_finite else None
+        row.gradient_finite = math.isfinite(norm)
+        row.gradient = norm if row.gradient_finite else None
 
 
 def _differentiate(
@@ -251,7 +259,8 @@ def _differentiate(
             f"score must return a tensor, got {type(tensor).__name__}; give a function of the "
             "output"
         )
-    total = tensor.flatten(1).amax(1).sum() if score is None and tensor.ndim > 1 else tensor.sum()
+    has_samples = score is None and tensor.ndim > 1
+    total = tensor.flatten(1).amax(1).sum() if has_samples else tensor.sum()
     sources = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     if total.requires_grad and sources:
         differentiate(total, sources)
@@ -342,6 +351,8 @@ def timeline(model: nn.Module, *inputs: Any) -> Timeline:
         group.forward(modules, partial(note, "forward"))
         group.backward_pre(modules, partial(note, "backward-pre"))
         group.backward(modules, partial(note, "backward"))
+        # copies that require a gradient, so that one comes to the hooks of every layer
         sources = as_sources(inputs)
-        _differentiate(model(*sources), None, sources)
+        output = model(*sources)
+        _differentiate(output, score=None, inputs=sources)
     return events

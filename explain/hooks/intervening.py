@@ -78,7 +78,7 @@ def with_interventions(
         )
     model = unwrapped(model)
     outer_interventions = _interventions.active.get(model, {})
-    # also by blocks around this one
+    # those of blocks around this one, as the caller gave them or as a block returned them
     active_already = {*outer_interventions, *active_interventions(model)}
     new_interventions = [
         intervention for intervention in new_interventions if intervention not in active_already
@@ -112,14 +112,11 @@ def with_interventions(
         finally:
             _interventions.active[model] = outer_interventions
         idle = [part for part in parts if part not in model_calls.acted]
-        if model_calls.count and idle:
-            why = (
-                f", or {NO_ATTENTION}"
-                if any(place_of(part.layer, model).of_attention for part in idle)
-                else ""
-            )
+        if model_calls.count and idle:  # the model has run
+            are_of_attention = any(place_of(part.layer, model).of_attention for part in idle)
+            or_else = f", or {NO_ATTENTION}" if are_of_attention else ""
             warn(
-                f"interventions had no effect, since their layers did not run{why}: "
+                f"interventions had no effect, since their layers did not run{or_else}: "
                 f"{', '.join(map(str, idle))}"
             )
 
@@ -130,7 +127,7 @@ def _inserted_modules(replacements: Iterable[Replace]) -> dict[str, nn.Module]:
     modules: dict[str, nn.Module] = {}
     for replacement in replacements:
         name = f"{replacement.layer}/{replacement.name}"
-        if name in modules:
+        if name in modules:  # two of them at one layer
             raise HookError(
                 f"names of modules that are inserted at {name} must differ; give each a name="
             )
@@ -159,10 +156,12 @@ class _ModelCalls:
     def __init__(self) -> None:
         """Start before the first call of a model in a block of `intervene`."""
         self.count = 0
-        self.images = 0
+        # of the latest call
+        self.image_count = 0
         self.size: tuple[int, ...] = ()
-        self.acted: set[Intervention] = set()
         self.inputs: tuple[Any, Any] = (), {}
+        self.acted: set[Intervention] = set()
+        """The interventions whose layers have run, in any call."""
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the arguments of a call of the model, the size of its images and the number of its
@@ -172,7 +171,8 @@ class _ModelCalls:
         tensors = [tensor for _, tensor in nested.paths(self.inputs) if tensor.ndim]
         images = [tensor for tensor in tensors if tensor.ndim >= 4 and tensor.is_floating_point()]
         self.size = tuple(images[0].shape[-2:]) if images else ()
-        self.images = len((images or tensors)[0]) if tensors else 0
+        batches = images or tensors  # a model without images may take vectors or tokens
+        self.image_count = len(batches[0]) if batches else 0
 
 
 def _apply(
@@ -196,24 +196,27 @@ def _apply(
                 f"{type(output).__name__}"
             )
         shape = tuple(values.shape)
-        counts = {model_calls.images, *sample_counts()}
+        counts = {model_calls.image_count, *sample_counts()}
+        # ``(T, N, C)``
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
+        # places of one image cannot be told where a layer runs on parts, such as windows
         if intervention.of_places and len(values) not in counts and not tokens_first:
             raise HookError(
-                f"{intervention} must be on a layer of {model_calls.images} samples, got {shape}; "
-                "take one around it"
+                f"{intervention} must be on a layer of {model_calls.image_count} samples, got "
+                f"{shape}; take one around it"
             )
         axes = Axes(
             values,
             place,
-            str(intervention),
-            intervention.channel_dim,
+            what=str(intervention),
+            channel_dim=intervention.channel_dim,
             size=model_calls.size,
-            image_dim=int(tokens_first),
+            image_dim=1 if tokens_first else 0,
             find_grids=partial(_grids_on_image, grids_of_image, model, model_calls.inputs),
         )
         replacement_values = intervention.replacement(values, axes)
         mask = axes.mask(intervention)
+        # only what replaces all of a layer's output may have another shape
         if mask is not None or not isinstance(intervention, Replace):
             try:
                 replacement_values = replacement_values.expand(shape)
@@ -222,16 +225,16 @@ def _apply(
                 raise HookError(
                     f"{intervention} must broadcast to {shape}, got {got}; reshape it"
                 ) from None
-        replacement_values = (
-            replacement_values.clone()
-            if mask is None
-            else torch.where(mask, replacement_values, values)
-        )
+        if mask is None:
+            # a copy, since what runs next may overwrite it
+            replacement_values = replacement_values.clone()
+        else:
+            replacement_values = torch.where(mask, replacement_values, values)
         return nested.replace(
             output, lambda path, tensor: replacement_values if tensor is values else tensor
         )
 
-    act.__name__ = str(intervention)
+    act.__name__ = str(intervention)  # as messages of the hook show it
     group.forward(intervention.layer, Hook(act, f"layer {intervention.layer!r}", "forward"))
 
 
@@ -250,7 +253,7 @@ def _grids_on_image(grids_of_image: GridsOfImage, model: nn.Module, inputs: tupl
             # a copy has none of the active hooks, and shares the parameters
             grids[key] = grids_of_image(copied(model, share=True), Inputs(args, kwargs))
         except Exception as error:  # a model that cannot be copied, or is given no image
-            if came_by_signal(error):
+            if came_by_signal(error):  # an interrupt
                 raise
             return None
     return grids[key]

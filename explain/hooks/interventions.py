@@ -22,29 +22,30 @@ from explain._utils.random_numbers import seeded
 from explain._utils.signals import came_by_signal, temporarily
 from explain.hooks.capturing import read_outputs
 from explain.hooks.group import HookGroup
-from explain.hooks.preserve import is_under_way, untouched
+from explain.hooks.preserve import is_in_untouched_block, untouched
 from explain.hooks.units import Axes, Units
 
 
-class _SampleImages(threading.local):
+class _SampleNumbering(threading.local):
     """Which of the explained images each sample of a batch belongs to, in this thread."""
 
-    images: tuple[torch.Tensor, ...] = ()
+    image_numbers: tuple[torch.Tensor, ...] = ()
+    """For each size of batch that parts run with, the image ``(b,)`` of each sample."""
 
 
-_samples = _SampleImages()
+_numbering = _SampleNumbering()
 
 
 def intervening_on_samples(*images: torch.Tensor) -> AbstractContextManager[None]:
     """Tell interventions inside the block which image each sample of a batch is a copy of: numbers
     ``(b,)``, one tensor for each number of samples that parts run with."""
-    return temporarily(_samples, images=images)
+    return temporarily(_numbering, image_numbers=images)
 
 
 def sample_counts() -> set[int]:
     """The numbers of samples that parts of the network may run with, as `intervening_on_samples`
     tells."""
-    return {len(images) for images in _samples.images}
+    return {len(numbers) for numbers in _numbering.image_numbers}
 
 
 def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tensor:
@@ -52,11 +53,15 @@ def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tens
     these images; those of one image, ``(1, ...)``, are for all. An error names their ``owner``."""
     if len(values) == 1:
         return values
-    images = next((images for images in _samples.images if len(images) == count), None)
-    if images is not None and int(images.max()) < len(values):
-        return values[images.to(values.device)]
-    if count == 1 and is_under_way():
-        return values[:1]  # a run with one sample, as when layers are looked for: the first image's
+    image_of_sample = next(
+        (numbers for numbers in _numbering.image_numbers if len(numbers) == count), None
+    )
+    # values of fewer images than are explained cannot be indexed; the error below says so
+    if image_of_sample is not None and int(image_of_sample.max()) < len(values):
+        return values[image_of_sample.to(values.device)]
+    # an explanation also runs its first image alone, as when layers are looked for
+    if count == 1 and is_in_untouched_block():
+        return values[:1]
     if len(values) != count:
         raise HookError(
             f"{owner} must have values for 1 or {count} images, got {len(values)}; give one for all"
@@ -162,11 +167,13 @@ class Patch(Intervention):
         try:
             values = activations_of(model, self.layer, self.values)
         except Exception as error:
-            says_nothing = isinstance(error, (ExplainError, MemoryError)) or came_by_signal(error)
-            says_nothing = says_nothing or "memory" in str(error) or "device" in str(error)
-            if self.from_input or not is_tensor or says_nothing:
+            # other errors mean that the model does not take the tensor
+            is_of_run = isinstance(error, (ExplainError, MemoryError)) or came_by_signal(error)
+            is_of_run = is_of_run or "memory" in str(error) or "device" in str(error)
+            if self.from_input or not is_tensor or is_of_run:
                 raise
-            return self  # the model does not take it: these are values
+            return self  # so these are values
+        # the model takes the tensor, but it also has the shape of the layer's output
         if self.from_input is None and is_tensor and self.values.shape[1:] == values.shape[1:]:
             raise HookError(
                 f"values of {self} may be an input or the layer's output; say which by from_input="
@@ -236,28 +243,32 @@ class Ablate(Intervention):
             reference = self.values.to(values)
             if self.by == "mean":
                 return reference.mean([0, *axes.places], keepdim=True)
-            image = torch.randint(len(reference), (1,), generator=seeded(self.seed))
-            return reference[image.to(reference.device)]
-        over = axes.places
-        if not over or math.prod(values.shape[dim] for dim in over) < 2:
+            image_index = torch.randint(len(reference), (1,), generator=seeded(self.seed))
+            return reference[image_index.to(reference.device)]
+        # without a reference, or by a baseline, the new values come from the layer's own map; of a
+        # single position, a mean or another one would be the value itself
+        position_dims = axes.places
+        if not position_dims or math.prod(values.shape[dim] for dim in position_dims) < 2:
             raise HookError(
                 f"{self} must be on a layer with positions, got one vector; give a reference"
             )
         if self.by == "mean":
-            return values.mean(over, keepdim=True)
+            return values.mean(position_dims, keepdim=True)
         if self.by == "resample":
-            return self._resampled(values, over)
-        if values.ndim < 4 or len(over) < 2:
+            return self._resampled(values, position_dims)
+        if values.ndim < 4 or len(position_dims) < 2:
             raise HookError(
                 f"{self} by a baseline must be on a map (N, C, H, W), got {tuple(values.shape)}"
             )
         maps = values.movedim(axes.channel_dim, 1)
-        covered: torch.Tensor = self.by(maps, torch.zeros_like(maps[:1, :1]))
+        keep_nothing = torch.zeros_like(maps[:1, :1])
+        covered: torch.Tensor = self.by(maps, keep_nothing)
         return covered.to(values).movedim(1, axes.channel_dim)
 
     def _resampled(self, values: torch.Tensor, position_dims: Sequence[int]) -> torch.Tensor:
         """Values of positions, drawn at random with replacement, the same positions for all
         channels and images."""
+        # all positions in one dimension, the last
         last_dims = list(range(values.ndim - len(position_dims), values.ndim))
         moved = values.movedim(list(position_dims), last_dims)
         flat = moved.flatten(last_dims[0])
@@ -332,9 +343,9 @@ class Project(Intervention):
 
         Almost parallel directions count as one.
         """
-        wide = torch.promote_types(values.dtype, torch.float32)
-        # half precision would change the directions
-        directions = torch.as_tensor(self.directions).to(values.device, wide)
+        # half precision would change the directions, and has no singular value decomposition
+        wide_dtype = torch.promote_types(values.dtype, torch.float32)
+        directions = torch.as_tensor(self.directions).to(values.device, wide_dtype)
         directions = directions.reshape(-1, directions.shape[-1])
         channels = values.shape[axes.channel_dim]
         if directions.shape[1] != channels or not directions.any():
@@ -342,17 +353,19 @@ class Project(Intervention):
                 f"directions of {self} must have the layer's {channels} "
                 f"channels and not be zero, got {tuple(directions.shape)}"
             )
-        _, sizes, right_vectors = torch.linalg.svd(
+        _, singular_values, right_vectors = torch.linalg.svd(
             directions / directions.abs().max(), full_matrices=False
         )
-        basis = right_vectors[
-            sizes > sizes.max() * torch.finfo(wide).eps * max(directions.shape)
-        ].to(values)
+        # as for the rank of a matrix: smaller ones are rounding errors of parallel directions
+        rounding = torch.finfo(wide_dtype).eps * max(directions.shape)
+        is_direction = singular_values > singular_values.max() * rounding
+        basis = right_vectors[is_direction].to(values)
         vectors = values.movedim(axes.channel_dim, -1)
-        offsets = (
-            vectors if self.towards is None else vectors - torch.as_tensor(self.towards).to(values)
-        )
-        projected: torch.Tensor = vectors - self.strength * ((offsets @ basis.T) @ basis)
+        offsets = vectors
+        if self.towards is not None:
+            offsets = vectors - torch.as_tensor(self.towards).to(values)
+        in_span = (offsets @ basis.T) @ basis
+        projected: torch.Tensor = vectors - self.strength * in_span
         return projected.movedim(-1, axes.channel_dim)
 
 

@@ -31,14 +31,14 @@ def _selected(model: nn.Module, where: object) -> list[str]:
     """The names of the modules that one name, glob pattern, module or class selects."""
     if isinstance(where, str) and _is_module(where, model):
         return [where]  # a shared module has several names
-    names = modules_of(model)
+    name_of_module = modules_of(model)
     if isinstance(where, str):
-        return [
-            name for name in names.values() if name and fnmatch.fnmatchcase(name, where)
-        ] or _unknown(where, names)
+        names = [name for name in name_of_module.values() if name]  # all but the model itself
+        matching = [name for name in names if fnmatch.fnmatchcase(name, where)]
+        return matching or _unknown(where, names)
     if isinstance(where, nn.Module):
-        if where in names:
-            return [names[where]]
+        if where in name_of_module:
+            return [name_of_module[where]]
         raise LayerError(
             f"layer must be one of the model, got a {type(where).__name__} that is not in it; name "
             "it"
@@ -48,7 +48,7 @@ def _selected(model: nn.Module, where: object) -> list[str]:
         raise LayerError(
             f"layer must be a name, a pattern, a module or a module class, got {where!r}; {remedy}"
         )
-    of_class = [name for module, name in names.items() if isinstance(module, where)]
+    of_class = [name for module, name in name_of_module.items() if isinstance(module, where)]
     if not of_class:
         raise LayerError(
             f"layer must select a module, but the model has no {where.__name__}; {remedy}"
@@ -56,10 +56,9 @@ def _selected(model: nn.Module, where: object) -> list[str]:
     return of_class
 
 
-def _unknown(where: str, modules: dict[nn.Module, str]) -> NoReturn:
-    """Raise the `LayerError` for a name that no module has, with a similar name or where to find
-    names."""
-    names = [name for name in modules.values() if name]
+def _unknown(where: str, names: list[str]) -> NoReturn:
+    """Raise the `LayerError` for a name that no module has, with a similar one of all ``names``, or
+    where to find them."""
     listed = python_or_command(
         "explain.list_layers(model, x) lists them", "'explain layers PHOTO' lists them"
     )
@@ -100,7 +99,7 @@ def place_of(name: str, model: nn.Module | None = None) -> LayerPlace:
     start, at, number = name.rpartition("@")
     if at and number.isdecimal():
         inner = place_of(start, model)
-        if inner.call is None:
+        if inner.call is None:  # two calls, as in `conv@0@1`, are no suffix
             return inner._replace(call=int(number))
     start, _, part = name.rpartition(":")
     return LayerPlace(start, part) if part in PARTS else LayerPlace(name)
@@ -117,9 +116,10 @@ def find_places(model: nn.Module, where: Where) -> dict[str, LayerPlace]:
     """
     places: dict[str, LayerPlace] = {}
     for item in _items(where):
-        pattern = place_of(item, model) if isinstance(item, str) else LayerPlace("")
-        for module in _selected(model, pattern.module if isinstance(item, str) else item):
-            place = pattern._replace(module=module)
+        # a name's part and call, which hold for each module that its pattern selects
+        suffixes = place_of(item, model) if isinstance(item, str) else LayerPlace("")
+        for module in _selected(model, suffixes.module if isinstance(item, str) else item):
+            place = suffixes._replace(module=module)
             places[name_of_place(place, model)] = place
     return places
 

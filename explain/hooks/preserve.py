@@ -181,6 +181,7 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
     to restore that one later."""
     with lock:
         held = _held_modes.get(id(module))
+        # calls from within an explanation, by the network itself, are not to last
         is_from_outside = held is not None and _current.block is None
         if held is not None and is_from_outside and mode is True:
             held.disturb()
@@ -211,6 +212,7 @@ class _WrittenState:
         self._values: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
         """Modules with their buffers and their other attributes."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        """Tensors in any of them, each with a copy and its version."""
         self._contents: list[tuple[Any, Any]] = []
         """Containers in attributes, each with a copy of it."""
         for module in modules:
@@ -250,7 +252,7 @@ class _WrittenState:
         for tensor, copied, earlier in self._copies:
             if not _is_same(tensor, copied, earlier):
                 with torch.no_grad():
-                    if tensor.grad_fn is not None:
+                    if tensor.grad_fn is not None:  # what the pass has written has a history
                         tensor.detach_()
                     tensor.resize_(copied.shape).copy_(copied)
 
@@ -265,7 +267,8 @@ def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
     """Restore a module's dictionary ``current`` (of attributes or buffers) to what it was, the
     order included. Hooks and modes are left alone."""
     deleted = saved.keys() - current.keys() - _MODULE
-    for name in current.keys() - saved.keys() - _MODULE:
+    added = current.keys() - saved.keys() - _MODULE
+    for name in added:
         value = current[name]
         # a switch that is new says that something, such as hooks, was made once, which stays
         if isinstance(value, _DATA) and not isinstance(value, bool):
@@ -275,7 +278,7 @@ def _put_back(current: dict[str, Any], saved: dict[str, Any]) -> None:
             current[name] is not saved[name] and isinstance(current[name], _DATA)
         ):
             current[name] = saved[name]
-    if deleted:
+    if deleted:  # they now come last: take out and put in all, in their order
         for name in saved:
             current[name] = current.pop(name)
 
@@ -286,7 +289,8 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-_MOST = 64  # findings that are kept of a model
+_MOST_FINDINGS = 64  # that are kept of a model
+# what was found out about each model, after the identities and versions of its weights
 _findings: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], dict[Any, Any]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -296,10 +300,11 @@ def findings_of(model: nn.Module) -> dict[Any, Any]:
     """What was found out about a model with the weights that it has now; it is forgotten when these
     change."""
     weights = parameters_of(model)
+    # as `_version`, without a call for each weight; another weight has another identity
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
     weights_now = [*map(id, weights), *versions]
     found_with, findings = _findings.get(model, (None, {}))
-    if found_with != weights_now or len(findings) > _MOST:
+    if found_with != weights_now or len(findings) > _MOST_FINDINGS:
         findings = {}
         _findings[model] = weights_now, findings
     return findings
@@ -323,7 +328,7 @@ class _TorchState(SignalSafe[None]):
 
     def __init__(self, gradients: bool, device: str | None = None) -> None:
         """Prepare a block in which gradients are on or off, with full precision on ``device``."""
-        self._within = gradients
+        self._gradients_within = gradients
         self._device = device
 
     def on_enter(self) -> None:
@@ -338,7 +343,7 @@ class _TorchState(SignalSafe[None]):
         self._nesting = _autocast_nesting()
         self._inference = torch.inference_mode(False)
         self._inference.__enter__()
-        torch._C._set_grad_enabled(self._within)
+        torch._C._set_grad_enabled(self._gradients_within)
         if self._device is not None and torch.is_autocast_enabled(self._device):
             self._full_precision = torch.autocast(self._device, enabled=False)
             self._full_precision.__enter__()
@@ -348,13 +353,13 @@ class _TorchState(SignalSafe[None]):
         have changed."""
         if self._full_precision is not None:
             self._full_precision.__exit__(None, None, None)
-        if self._inference is None:
+        if self._inference is None:  # interrupted before anything was switched
             return
-        torch._C._set_grad_enabled(self._gradients)
         self._inference.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._gradients)
         if error is None:
             return
-        torch._C._set_grad_enabled(self._gradients)
+        # what contexts have changed that the error left open
         while torch._C._len_torch_function_stack() > self._function_modes:
             torch._C._pop_torch_function_stack()
         for device, enabled, dtype in self._autocast:
@@ -427,6 +432,7 @@ def left_as_found(module: nn.Module) -> Iterator[None]:
     random is put back."""
     devices = {parameter.device for parameter in parameters_of(module) if parameter.is_cuda}
     states: list[_WrittenState | _RandomState] = list(map(_RandomState, (_CPU, *devices)))
+    # normalisations write their statistics in training mode alone
     states.append(_WrittenState(modules_of(module), normalisations=module.training))
     were_off = acting.are_off
     try:
@@ -451,6 +457,7 @@ class _LeftAsFound(SignalSafe[None]):
         self._modes: list[_HeldMode] = []
         self._shared: Shared | None = None
         self._default_device: Any = CALLERS_DEVICE.get()
+        """The caller's, which the model runs with; None for the CPU."""
         self._torch = _TorchState(gradients or create_graph)
 
     def on_enter(self) -> None:
@@ -464,9 +471,10 @@ class _LeftAsFound(SignalSafe[None]):
                     "an explanation was started from inside another one (hook or target); run them "
                     "in turn"
                 )
-            self.alone = True
-        _used_threads = _used_threads or torch.get_num_threads() > 1
+            self.alone = True  # nor may one begin inside this block
+        _used_threads = _used_threads or torch.get_num_threads() > 1  # `_begin_child` asks for it
         modules = modules_of(self._model)
+        # the names of the modules do not change within the block: they are looked up once
         self._walked = module_names.walked
         module_names.walked = {**self._walked, self._model: modules}
         self._torch.on_enter()
@@ -495,14 +503,14 @@ class _LeftAsFound(SignalSafe[None]):
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.is_cuda:
                     settings[parameter.device] = partial(_RandomState, parameter.device)
-        if not is_transforming():
+        if not is_transforming():  # a proxy shows no values to compare
             settings["state", id(self._model)] = partial(_WrittenState, modules)
         return settings
 
     def on_exit(self, error: BaseException | None) -> None:
         """Leave `untouched`: restore all, and turn known errors of torch into a `ModelError` with a
         remedy."""
-        if self._shared is None:
+        if self._shared is None:  # `on_enter` has refused to begin
             return
         module_names.walked = self._walked
         # after an error, `_TorchState` removes it with other function modes
@@ -539,12 +547,11 @@ def start_over(*, written: bool = True) -> None:
     """Let the next pass in this block of `untouched` begin as the first one: with the same random
     numbers, and unless ``written`` is false, without what passes have written since."""
     block = _current.block
-    kinds = (_RandomState, _WrittenState) if written else _RandomState
+    # with `written` false, state stays: a graph that is still needed may hold it
+    restored_kinds = (_RandomState, _WrittenState) if written else _RandomState
     if block is not None and block._shared is not None:
-        # Nothing if another thread runs the model. State stays where a graph that may hold it is
-        # needed.
-        for context in block._shared.held_alone():
-            if isinstance(context, kinds):
+        for context in block._shared.held_alone():  # none if another thread runs the model
+            if isinstance(context, restored_kinds):
                 context.__exit__(None, None, None)
 
 
@@ -604,7 +611,7 @@ def recording(gradients: bool) -> Iterator[None]:
         torch.set_grad_enabled(previous)
 
 
-def is_under_way() -> bool:
+def is_in_untouched_block() -> bool:
     """Whether this thread is inside an `untouched` block."""
     return _current.block is not None
 
@@ -672,11 +679,11 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
                 memo[id(tensor)] = tensor if share else tensor.detach().clone()
     copied_model = copy.deepcopy(model, memo)
     with lock:
-        for (
-            module
-        ) in modules:  # copies get the modes that their originals have outside of explanations
+        # copies get the modes that their originals have outside of explanations
+        for module in modules:
             twin = memo.get(id(module))
             held = _held_modes.get(id(module))
+            # a module may say that its copy is itself
             if isinstance(twin, nn.Module) and twin is not module and held is not None:
                 twin.training = held.training
     return copied_model

@@ -51,7 +51,7 @@ class OpenProgram(nn.Module):
         self.program = program
         self.shape = _shape_of(program)
         """Of the input that the program was exported for, None where any length is taken. A batch
-        that it was not made for is given to it in parts."""
+        of another length than the first of them is given to it in parts."""
         self.opened_for: Any = None
         """The shapes of the inputs that the layers are those of."""
         self._layers: list[tuple[str, ...]] = []
@@ -59,10 +59,11 @@ class OpenProgram(nn.Module):
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Find the layers in a pass of these inputs, unless they are those of inputs like these."""
-        length = self.shape[0]
-        if length is not None:
-            args = (next(_parts(args[0], length)), *args[1:])
+        batch_length = self.shape[0]
+        if batch_length is not None:
+            args = (next(_parts(args[0], batch_length)), *args[1:])
         shapes = _shapes(args, kwargs)
+        # one with branches may run other layers for other values
         if shapes == self.opened_for and not _may_branch(self.program):
             return
         with untouched(self):
@@ -78,8 +79,9 @@ class OpenProgram(nn.Module):
             module: nn.Module = self
             for name in names:
                 if name not in module._modules:
-                    kind = step.name if name is names[-1] else "Layers"
-                    module.add_module(name, type(kind, (ProgramLayer,), {})())
+                    # as listings show the type of the layer itself, and of those around it
+                    type_name = step.name if name is names[-1] else "Layers"
+                    module.add_module(name, type(type_name, (ProgramLayer,), {})())
                 module = module.get_submodule(name)
         self.opened_for = shapes
 
@@ -91,18 +93,20 @@ class OpenProgram(nn.Module):
             for module in self.modules()
             if isinstance(module, ProgramLayer)
         )
-        length = self.shape[0]
-        if length is None or length == len(args[0]):
+        batch_length = self.shape[0]
+        if batch_length is None or batch_length == len(args[0]):
             if not has_hooks:
                 return self.program(*args, **kwargs)
             recording = self._recorded(args, kwargs)
             return self._replayed(recording, nested.paths((args, kwargs)))
         (x,) = args
         if not has_hooks:
-            parts = [self.program(part) for part in _parts(x, length)]
+            parts = [self.program(part) for part in _parts(x, batch_length)]
             return torch.cat(parts)[: len(x)]
-        first = next(_parts(x, length))
-        return self._replayed(self._recorded((first,), {}), [((0,), x)])
+        # one part is recorded, and its steps are computed again for the whole batch, part by part
+        first = next(_parts(x, batch_length))
+        recording = self._recorded((first,), {})
+        return self._replayed(recording, [((0,), x)])
 
     def _recorded(self, args: Any, kwargs: Any) -> Recording:
         """A recorded pass, which nobody else records."""
@@ -139,6 +143,7 @@ class _Replay:
         """The place of the last step that reads each value."""
         for step, place in self._places.items():
             self._last |= dict.fromkeys(step.inputs, place)
+        # outputs are read behind all steps
         self._last |= dict.fromkeys(recording.outputs.values(), len(self._places))
 
     def run(self, module: nn.Module, steps: Iterable[Step], depth: int, tensors: Tensors) -> None:
@@ -148,6 +153,7 @@ class _Replay:
             """The part of the module that a step belongs to, if it is not the module's own, and the
             call of it."""
             names = self._paths[step][depth:]
+            # the steps of one call of a layer are grouped; -1 where it is not the innermost one
             return ".".join(names[:1]), step.call if len(names) == 1 else -1
 
         for (part, _), group in groupby(steps, part_of):
@@ -158,6 +164,7 @@ class _Replay:
                 for step in steps_of_part:
                     tensors |= _run(step, tensors)
             end = self._places[steps_of_part[-1]]
+            # what no later step reads is freed
             for value in [value for value in tensors if self._last.get(value, -1) <= end]:
                 del tensors[value]
 
@@ -170,9 +177,10 @@ class _Replay:
         inner = {value: tensors[value] for value in read if value in tensors}
         entering = [value for value in inner if value.depends]
         leaving = [value for value in dict.fromkeys(results) if self._last.get(value, -1) > end]
-        outside = {**inner}
+        outside = {**inner}  # steps of the layer free what is in `inner`
 
         def run(*inputs: Tensor) -> Any:
+            # hooks may have replaced them
             inner.update(zip(entering, inputs, strict=True))
             self.run(layer, steps, depth, inner)
             outputs = tuple(inner[value] for value in leaving)
@@ -202,7 +210,7 @@ def _shape_of(program: nn.Module) -> Shape:
     nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
     values = (node.meta.get("val") for node in nodes if node.op == "placeholder")
     x = next(values, None)
-    if not isinstance(x, Tensor):
+    if not isinstance(x, Tensor):  # not exported: an image of any size
         return (None, None, None, None)
     return tuple(side if isinstance(side, int) else None for side in x.shape)
 
@@ -242,13 +250,14 @@ def _run(step: Step, tensors: Mapping[Value, Tensor]) -> Tensors:
     """Compute a step again. Where a hook has given a layer's output more samples, the step is run
     for each part of as many samples as were recorded."""
     with torch.set_grad_enabled(torch.is_grad_enabled() and step.has_gradient):
-        shares = (
+        # how many times as many samples as were recorded
+        growths = (
             Fraction(len(tensors[value]), value.shape[0])
             for value in step.inputs
             if value in tensors and value.numel and value.shape
         )
-        share = max(shares, default=Fraction(1))
-        if share == 1:
+        growth = max(growths, default=Fraction(1))
+        if growth == 1:
             return step.run(lambda value: _tensor(value, tensors))
         parts: dict[Value, list[Tensor]] = {}
         for value in step.inputs:
@@ -256,13 +265,14 @@ def _run(step: Step, tensors: Mapping[Value, Tensor]) -> Tensors:
             has_parts = tensor.shape != value.shape
             parts[value] = list(_parts(tensor, value.shape[0])) if has_parts else []
         results: list[Tensors] = []
-        for part in range(math.ceil(share)):
+        for part in range(math.ceil(growth)):
 
             def tensor_of(value: Value, part: int = part) -> Tensor:
                 return parts[value][part] if parts[value] else _tensor(value, tensors)
 
             results.append(step.run(tensor_of))
+        # without the copies that fill up the last part
         return {
-            value: torch.cat([result[value] for result in results])[: int(share * value.shape[0])]
+            value: torch.cat([result[value] for result in results])[: int(growth * value.shape[0])]
             for value in results[0]
         }

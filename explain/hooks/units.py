@@ -94,7 +94,8 @@ class Axes:
         find_grids: Callable[[], Any] = lambda: None,
     ) -> None:
         """Begin to find both from where the values of a place lie on the image, or from
-        ``channel_dim``. ``size`` is the image's; ``what`` names the layer in errors."""
+        ``channel_dim``. ``size`` is the image's, ``image_dim`` the dimension along which images
+        lie; ``what`` names the layer in errors."""
         self._shape = tuple(values.shape)
         self._device = values.device
         self._place = place
@@ -120,7 +121,7 @@ class Axes:
     @cached_property
     def channel_dim(self) -> int:
         """The dimension of channels."""
-        dims = range(len(self._shape))
+        dims = range(len(self._shape))  # which also counts negative numbers from the end
         if self._channel_dim is not None:
             return dims[self._channel_dim]
         if not self._of_attention and len(dims) > 2 and self._grid is not None:
@@ -128,6 +129,7 @@ class Axes:
             return dims[of_channels]
         if self._of_tokens or len(dims) < 2:
             return dims[-1]
+        # a map that lies on no known grid: it may have the channels first or last
         wide = [dim for dim in dims[1:] if self._shape[dim] > 1]
         if self._grids is not None and len(wide) > 1:
             raise HookError(
@@ -225,13 +227,16 @@ class Axes:
             )
         height, width = self.grid()
         x0, y0, x1, y1 = region
-        placement = self._grids and self._grids.placement(self._place)
-        size = self._grids.size[-2:] if self._grids else self._size
+        placement = None
+        image_size = self._size
+        if self._grids is not None:
+            placement = self._grids.placement(self._place)
+            image_size = self._grids.size[-2:]  # of a video without its frames
         if placement is not None and tuple(placement.centres.shape[1:3]) == (height, width):
             ys, xs = placement.centres[0].to(self._device).unbind(-1)
-        else:
-            rows = (torch.arange(height, device=self._device) + 0.5) * size[0] / height
-            columns = (torch.arange(width, device=self._device) + 0.5) * size[1] / width
+        else:  # positions are taken to lie evenly
+            rows = (torch.arange(height, device=self._device) + 0.5) * image_size[0] / height
+            columns = (torch.arange(width, device=self._device) + 0.5) * image_size[1] / width
             ys, xs = torch.meshgrid(rows, columns, indexing="ij")
         in_region: torch.Tensor = (ys >= y0) & (ys < y1) & (xs >= x0) & (xs < x1)
         return self.on_grid(in_region)
@@ -241,10 +246,10 @@ class Axes:
         tokens off the grid are false."""
         if not self._of_tokens:
             return self._laid_along(self.places[-2:], grid)
-        tokens = self._grid_of_tokens
+        token_of_position = list(self._grid_of_tokens.tokens)
         dim = self.places[-1]
         mask = grid.new_zeros(self._shape[dim])
-        mask[list(tokens.tokens)] = grid.flatten()
+        mask[token_of_position] = grid.flatten()
         return self._laid_along([dim], mask)
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:

@@ -53,15 +53,15 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that take hooks, by dotted name: all but scripted ones and the modules in
     them."""
     modules: dict[str, nn.Module] = {}
-    closed: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()  # how names begin of modules inside something scripted
     for module, name in modules_of(model).items():
         if closed and name.startswith(closed):
             continue
         if isinstance(module, torch.jit.ScriptModule):
             closed = (*closed, f"{name}.")
-        if isinstance(module, OpenProgram):
+        if isinstance(module, OpenProgram):  # its own layers take hooks
             closed = (*closed, f"{name}.program".removeprefix("."))
-        if not isinstance(module, RecursiveScriptModule):
+        if not isinstance(module, RecursiveScriptModule):  # as a traced one, which takes hooks
             modules[name] = module
     return modules
 

@@ -237,7 +237,9 @@ class PropagationResult:
     composite: Composite
     flow: RelevanceFlow
     covered: Counter[tuple[str, str]]
+    """Steps by rule ("gradient" where there is none) and kind, or name without a kind."""
     missed: Counter[str]
+    """Operators of libraries, by name."""
 
     @property
     def coverage(self) -> Coverage:
@@ -251,11 +253,12 @@ class PropagationResult:
         flow = self.flow
         missed = Counter(self.missed)
         taken = dict(flow.taken)
+        # operations without a rule: the cause is the operation's name
         for cause, arrived in flow.watched.items():
-            if not flow.lost(cause, 1e3 * torch.finfo(arrived.dtype).eps):
-                del taken[cause]  # only rounding errors: the operation conserves relevance
+            rounding = 1e3 * torch.finfo(arrived.dtype).eps
+            if not flow.lost(cause, rounding):
+                del taken[cause]  # the operation conserves relevance
             elif cause not in self.missed and flow.lost(cause, _MATERIAL):
-                # without a rule, and a material share is lost
                 missed[cause] += self.covered["gradient", cause]
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 
@@ -288,18 +291,19 @@ def propagate(
 ) -> PropagationResult:
     """Walk back over a recorded pass by the rules of a composite, from the ``gradients`` of the
     score in the output; with ``channels``, relevance passes through these alone."""
-    # `signals` are the values that a gradient leads from to the explained inputs (`sources`);
-    # `image_labels` says which image each value belongs to, where the images do not come first
+    # `signals` are the values that a gradient leads from to the explained inputs (`sources`) of
+    # `count` images; `wanted` are those whose gradients are returned; `image_labels` says which
+    # image each element of a value belongs to, where the images do not come first
     leading = paths_to(gradients)
-    keep = {*wanted, channels.value} if channels else set(wanted)
-    steps = relevance_steps(recorded, signals, leading, keep)
+    unmerged = {*wanted, channels.value} if channels else set(wanted)
+    steps = relevance_steps(recorded, signals, leading, unmerged)
     chosen = automatic_composite(steps) if composite == AUTOMATIC else composite
     flow = RelevanceFlow(count, sources, recorded, signals)
     covered = Counter[tuple[str, str]]()
     missed = Counter[str]()
     rules: dict[RecordedStep, Rule] = {}
     image_labels = image_labels or {}
-    # the rules of linear maps are listed first
+    # linear maps first, so that `coverage` lists their rules first
     for step in sorted(steps, key=lambda step: step.map is None):
         step.images = image_labels.get(step.map_output)
         step.input_images = [image_labels.get(value) for value in step.inputs]
@@ -307,17 +311,19 @@ def propagate(
         name = step.name if has_no_rule else step.kind
         rule = None if has_no_rule else chosen.rule(step)
         covered["gradient" if rule is None else rule.name, name] += 1
-        missed[name] += "::" in name
+        if "::" in name:  # the namespace of a library
+            missed[name] += 1
         if has_no_rule:
             rules[step.last] = walk_with_account(step, flow)
         elif rule is not None:
-            if getattr(rule, "by_sign", False):
+            if getattr(rule, "by_sign", False):  # the flow answers all of them at once
                 flow.signed.append(step)
             rules[step.last] = walk_rule(step, rule, flow)
     if channels is not None:
+        # back to the channels' value alone; from there on, with what arrives in these channels
         behind = reached_from(recorded, [channels.value])
         of_channels = walk_back(recorded, gradients, {channels.value}, behind & signals, rules)
         arrived = of_channels.get(channels.value)
         gradients = {} if arrived is None else {channels.value: channels.of(arrived)}
     of_wanted = walk_back(recorded, gradients, wanted, signals, rules)
-    return PropagationResult(of_wanted, chosen, flow, covered, +missed)
+    return PropagationResult(of_wanted, chosen, flow, covered, missed)

@@ -26,6 +26,7 @@ _NAMED = (
 )
 """Modules that do one thing: what their output is laid out as, the bias is too."""
 _SCORE_STEPS = 12
+"""How many steps before its softmax the scores of an attention are followed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +62,14 @@ def added_constants(model: nn.Module, steps: Sequence[RecordedStep]) -> list[Add
         result = recorded.output
         module = modules.get(recorded.module)
         for value, channels_last, on_input in _constants_of(recorded):
-            named = isinstance(module, _NAMED) and recorded.operation.has("biased")
+            does_no_more = isinstance(module, _NAMED) and recorded.operation.has("biased")
             on_map = on_input and result not in before_softmax
             attention = recorded.module if isinstance(module, nn.MultiheadAttention) else None
             constants.append(
                 AddedConstant(
                     value,
                     _laid_out(result, value, readers),
-                    module=recorded.module if named else None,
+                    module=recorded.module if does_no_more else None,
                     call=recorded.call,
                     lies_on_input=on_map,
                     channels_last=channels_last,
@@ -99,7 +100,7 @@ def constant_part(step: Step) -> Tensor:
         """Zeros in the place of a signal."""
         if value not in signals:
             return value.tensor
-        if step.kind == "sum":  # into which a sum in place can be written
+        if step.kind == "sum":  # in the constants' shape, which a sum in place can write into
             shape: Any = torch.broadcast_shapes(*constant_shapes)  # type: ignore[no-untyped-call]
             return value.tensor.new_zeros(shape)
         return torch.zeros_like(value.tensor)
@@ -128,11 +129,12 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor, bool, bool]]
     """Yield the constants that a step adds, each with whether its channels come last, and whether
     it is a map."""
     signals = {value for value in recorded.inputs if value.depends}
-    row = recorded.operation
-    if row.has("biased") or row.has("adds to first"):
+    adds_to_first = recorded.operation.has("adds to first")
+    if adds_to_first or recorded.operation.has("biased"):
         bias = _bias(recorded, signals)
         if bias is not None:
-            yield bias, recorded.name == "native_layer_norm" or row.has("adds to first"), True
+            channels_last = adds_to_first or recorded.name == "native_layer_norm"
+            yield bias, channels_last, True  # it is added at each position of a map
         return
     step = step_of(recorded, signals, of_complex=True)
     if step is None:
@@ -140,7 +142,8 @@ def _constants_of(recorded: RecordedStep) -> Iterator[tuple[Tensor, bool, bool]]
     if step.kind == "sum" and len(step.signals) == 1:
         term = constant_part(step)
         # complex numbers belong to frequencies, not to places of the image
-        yield term, term.ndim == 1, term.numel() > 1 and not step.output.dtype.is_complex
+        is_map = term.numel() > 1 and not step.output.dtype.is_complex
+        yield term, term.ndim == 1, is_map
     elif step.kind in ("join", "choice") and has_constant_part(step):
         # tokens that are constant, such as a class token, lie on no place
         part = constant_part(step)
@@ -151,17 +154,19 @@ def _bias(step: RecordedStep, signals: AbstractSet[Value]) -> Tensor | None:
     """The constant ``(C, ...)`` that a convolution, linear layer or normalisation adds to its
     linear part, the shift by a running mean too; None without one."""
     x = step.inputs[0]
-    if step.operation.has("adds to first"):
+    if step.operation.has("adds to first"):  # of `addmm` and the like, this one is the bias
         return None if x in signals else x.tensor * step.kwargs.get("beta", 1)
     if x not in signals:
         return None
     if step.operation.kind == "batchnorm":
         norm = linear_map(step, {x})
-        if norm is not None:
+        if norm is not None:  # else by the statistics of the batch, without a running mean
             return norm.bias
     bias: Value | None = step.options.get("bias")
-    if bias is None or step.name == "native_layer_norm":
-        return None if bias is None else bias.tensor
+    if bias is None:
+        return None
+    if step.name == "native_layer_norm":  # in the shape of what is normalised
+        return bias.tensor
     return along(bias.tensor, len(x.shape) - 1)
 
 
@@ -193,8 +198,10 @@ def _scores_of_attention(steps: Sequence[RecordedStep]) -> set[Value]:
         for _ in range(_SCORE_STEPS):
             scores.add(value)
             step = value.step
-            is_change = step is not None and step.operation.kind in (None, "sum", "product")
-            if step is None or not is_change or not step.inputs:
+            if step is None or not step.inputs:
+                break
+            # the product of queries and keys is of another kind: before it lie no scores
+            if step.operation.kind not in (None, "sum", "product"):
                 break
             value = step.inputs[0]
     return scores

@@ -35,7 +35,7 @@ class StepPair(NamedTuple):
     signals: AbstractSet[Value]
 
     def inputs_at(self, position: int) -> tuple[Tensor, Tensor]:
-        """The input at ``place``, in the run on the image and in that on the reference."""
+        """The input at ``position``, in the run on the image and in that on the reference."""
         return self.step.inputs[position].tensor, self.of_reference.inputs[position].tensor
 
     @property
@@ -93,14 +93,15 @@ def _rule_of(step: Step) -> BackOfPair | None:
     of one number rescale; sums, products with constants and the like are linear."""
     if step.kind in ("product", "quotient", "matrixproduct") and len(step.signals) == 2:
         return _BACK[step.kind]
+    # others of these, such as the maximum of two signals, keep their derivative
     if step.kind in ("softmax", "deviation", "maximum") and tuple(step.signals) == (0,):
         return _BACK[step.kind]
     is_linear = step.kind in ("sum", "product", "choice") or (
         step.kind == "quotient" and tuple(step.signals) == (0,)
     )
     is_of_one = len(step.signals) == 1 and step.x.shape == step.output.shape
-    is_function = step.recorded.is_pointwise or step.kind in ("activation", "rectifier")
-    return _rescale if is_function and is_of_one and not is_linear else None
+    is_by_value = step.recorded.is_pointwise or step.kind in ("activation", "rectifier")
+    return _rescale if is_by_value and is_of_one and not is_linear else None
 
 
 def _walk_rule(pair: StepPair, rule: BackOfPair) -> Rule:
@@ -110,7 +111,7 @@ def _walk_rule(pair: StepPair, rule: BackOfPair) -> Rule:
         """The multipliers of the inputs that are signals."""
         step = pair.step
         gradient = arrived.get(step.output)
-        if gradient is None:
+        if gradient is None:  # only another result of the step leads to the score
             plain = derivative(step.recorded, arrived, pair.signals)
             return list(zip(step.inputs, plain, strict=True))
         sent = rule(pair, gradient)
@@ -182,10 +183,10 @@ def _of_softmax(x: Tensor, x0: Tensor, dim: int, gradient: Tensor) -> Tensor:
     s = x.softmax(dim)
     s0 = x0.softmax(dim)
     change = x.log_softmax(dim) - x0.log_softmax(dim)
-    ratio = torch.where(change.isnan(), 0, change).abs()  # NaN where both are masked
-    slope = torch.maximum(s, s0) * torch.where(
-        ratio == 0, 1, -torch.expm1(-ratio) / torch.where(ratio == 0, 1, ratio)
-    )
+    size = torch.where(change.isnan(), 0, change).abs()  # NaN where both are masked
+    # m = (s - s0) / change, written so that nothing overflows or cancels out
+    share_of_larger = -torch.expm1(-size) / torch.where(size == 0, 1, size)
+    slope = torch.maximum(s, s0) * torch.where(size == 0, 1, share_of_larger)
     sent = gradient * slope
     return sent - slope / slope.sum(dim, keepdim=True) * sent.sum(dim, keepdim=True)
 
@@ -205,6 +206,7 @@ def _deviation(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     epsilon = epsilon_of(step, x)
     rows, dims = normalised_rows(step, x)
     rows0, _ = normalised_rows(step, x0)
+    # less its mean, as the gradient of a value less the mean is
     arrived, _ = normalised_rows(step, gradient if weight is None else gradient * weight)
     square, square0 = (r.square().mean(dims, keepdim=True) + epsilon for r in (rows, rows0))
     inverse = square.rsqrt()
@@ -212,6 +214,8 @@ def _deviation(pair: StepPair, gradient: Tensor) -> list[Tensor]:
     # the slope of 1 / sqrt between the two squares
     slope = -(inverse * inverse0).square() / (inverse + inverse0)
     count = rows.numel() // square.numel()
+    # the product of rows and inverse: each gets the mean of the other; rows also by the square,
+    # whose slope in each of them is their sum over the count
     of_square = (arrived * (rows + rows0) / 2).sum(dims, keepdim=True) * slope
     of_rows = arrived * (inverse + inverse0) / 2 + of_square * (rows + rows0) / count
     return [of_rows.reshape(x.shape)]
@@ -225,6 +229,7 @@ def _maximum(pair: StepPair, gradient: Tensor) -> list[Tensor]:
         return [_over_dimensions(x, x0, pair, gradient)]
     y, at = (value.tensor for value in pair.step.recorded.outputs)
     y0, at0 = (value.tensor for value in pair.of_reference.outputs)
+    # a pooling counts the positions of a whole map in its indices
     first_position = -2 if "2d" in pair.step.name else -3
     maxima = y.flatten(first_position), at.flatten(first_position)
     reference_maxima = y0.flatten(first_position), at0.flatten(first_position)
@@ -244,6 +249,7 @@ def _over_dimensions(x: Tensor, x0: Tensor, pair: StepPair, gradient: Tensor) ->
     reduced = pair.step.recorded.options.get("dim", ())
     dims: tuple[int, ...] = (reduced,) if isinstance(reduced, int) else tuple(reduced)
     dims = dims or tuple(range(x.ndim))
+    # a minimum is the maximum of the negative values; slopes are the same for both
     sign = -1 if "min" in pair.step.name else 1
     ends = tuple(range(-len(dims), 0))
     rows, rows0 = ((sign * s).movedim(dims, ends).flatten(ends[0]) for s in (x, x0))
@@ -266,9 +272,9 @@ def _to_holders(
     y0, at0 = reference_maxima
     positions = torch.where(y >= y0, at, at0)
     slope = _slope(x.gather(-1, positions), x0.gather(-1, positions), y, y0)
-    return torch.zeros_like(x).scatter_add(
-        -1, positions, gradient * torch.where(slope.isnan(), 1, slope)
-    )
+    # where nothing changes, by the derivative, which is 1 for the value that holds the maximum
+    of_holders = gradient * torch.where(slope.isnan(), 1, slope)
+    return torch.zeros_like(x).scatter_add(-1, positions, of_holders)
 
 
 _BACK: dict[str, BackOfPair] = {

@@ -56,6 +56,7 @@ class GuidedRule:
         """Guided backpropagation: the positive part of autograd's gradient in the rectified inputs,
         the rest unchanged."""
         if operation.by_parts and grad_outputs[0] is not None:
+            # the gradients in both terms add up, so both go by the sign of what arrives
             is_positive = grad_outputs[0] > 0
             return tuple(None if g is None else g.where(is_positive, 0) for g in grad_inputs)
         return tuple(
@@ -78,6 +79,7 @@ class DeconvnetRule(GuidedRule):
         sent = list(grad_inputs)
         positive = _positive(operation, grad_outputs[0])
         for i in operation.inputs:
+            # a number, as what `where` gives elsewhere, is no input
             gradient = sent[i] if i < len(sent) else None
             if gradient is not None:
                 # where two inputs are the same rectified signal, only the first gets the gradient

@@ -38,7 +38,10 @@ class _Operation:
         """The derivatives in inputs that it changes value by value."""
         self.sizes: dict[int, Tensor] = {}
         """Their absolute values, once `forward` has found them."""
-        if len(positions) > 1 and any(not self._is_spread(position) for position in self.slopes):
+        has_signal = any(not self._is_spread(position) for position in self.slopes)
+        if len(positions) > 1 and has_signal:
+            # a pointwise step reads all inputs so; one that is broadcast only has no slope, since
+            # gradients in it are sums
             by_place = set(positions if step.is_pointwise else self.slopes)
             positions = [
                 position
@@ -58,9 +61,10 @@ class _Operation:
         slope_if_mixed = ones if "_norm" in self.step.name else None
         if len(self.step.outputs) != 1:
             return slope_if_mixed
+        # from each value alone, a gradient of other numbers gives the same slopes times these; from
+        # mixed values, it does not
         generator = torch.Generator().manual_seed(0)
         numbers = (torch.rand(ones.shape, generator=generator, dtype=torch.float64) + 0.5).to(ones)
-        # a test with two gradients: the derivative of another operation would mix their places
         slope = self._derivative({result: ones}, position)
         scaled = self._derivative({result: numbers}, position)
         if slope is None or scaled is None or slope.shape != ones.shape:
@@ -90,7 +94,8 @@ class _Operation:
                 slope = self._size(position, value) if sizes else self.slopes[position]
                 total[self.step.output] = total[self.step.output] + slope * value
                 continue
-            # The gradient is linear in `arriving`: its derivative is that of the operation itself.
+            # Forward by two derivatives backward: the gradient is linear in `arriving`, and its
+            # derivative in that, times a direction, is that of the operation, times the direction.
             with torch.enable_grad():
                 arriving = {v: torch.zeros_like(t).requires_grad_() for v, t in total.items()}
                 gradient = self._derivative(arriving, position)
@@ -101,11 +106,10 @@ class _Operation:
                 gradient, list(arriving.values()), direction, materialize_grads=True
             )
             rounding_error = _rounding(value)
-            if sizes and any(
-                bool(((f != 0) & (f.abs() <= rounding_error)).any()) for f in products
-            ):
-                raise _Unknown  # weights of both signs cancel out, as those of a softmax
             for result, product in zip(arriving, products, strict=True):
+                cancels_out = (product != 0) & (product.abs() <= rounding_error)
+                if sizes and bool(cancels_out.any()):
+                    raise _Unknown  # weights of both signs, as those of a softmax
                 total[result] = total[result] + product
         return total
 
@@ -125,14 +129,14 @@ class _Operation:
         never quite zero."""
         if position not in self.sizes:
             size = self.slopes[position].abs()
-            # so that what a clamp has cut off keeps its position, and is told from rounding errors
+            # What a clamp has cut off keeps its position, by a weight that is small, but above
+            # rounding errors.
             if len(self.positions) == 1:
                 weights_after = size * weights
+                least = torch.finfo(size.dtype).eps ** 0.5 * weights_after.amax()
                 is_zero = weights == 0
-                weights_after = weights_after.clamp(
-                    min=torch.finfo(size.dtype).eps ** 0.5 * weights_after.amax()
-                )
-                size = torch.where(is_zero, size, weights_after / torch.where(is_zero, 1, weights))
+                enlarged = weights_after.clamp(min=least) / torch.where(is_zero, 1, weights)
+                size = torch.where(is_zero, size, enlarged)
             self.sizes[position] = size
         return self.sizes[position]
 
@@ -180,13 +184,15 @@ class Prefix:
     def range(self, x: Tensor, ends: Mapping[Value, Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """The least and largest value that each element of the first linear map's input ``x`` can
         have; ``ends`` are those of each explained input."""
-        middles: Gradients = {}
+        # by the derivatives at the present values: the middle moves with their signs, and each side
+        # of it by their sizes
+        to_middle: Gradients = {}
         halves: Gradients = {}
         for source in self._sources:
             low, high = ends[source]
-            middles[source] = (low + high) / 2 - source.tensor.detach()
+            to_middle[source] = (low + high) / 2 - source.tensor.detach()
             halves[source] = (high - low) / 2
-        middle_of_x = x.detach() + self._forward(middles, sizes=False)
+        middle_of_x = x.detach() + self._forward(to_middle, sizes=False)
         half_of_x = self._forward(halves, sizes=True)
         return middle_of_x - half_of_x, middle_of_x + half_of_x
 
@@ -210,7 +216,8 @@ def operations_between(
         if not positions or needed.isdisjoint(step.results):
             continue
         values = [*step.inputs, *step.outputs]
-        if isinstance(step.operator, type) or any(value.dtype.is_complex for value in values):
+        is_by_hand = isinstance(step.operator, type)  # a subclass of `autograd.Function`
+        if is_by_hand or any(value.dtype.is_complex for value in values):
             raise _Unknown
         operation = _Operation(step, positions)
         needed.update(step.inputs[position] for position in operation.positions)

@@ -47,7 +47,7 @@ class LinearMap:
         weight = self.step_weight
         by_group = weight.reshape(self.groups, -1, *weight.shape[1:])
         shape = [self.groups] + [1] * weight.ndim
-        shape[self.weight_channels + 1] = -1
+        shape[self.weight_channels + 1] = -1  # the groups are one dimension more
         return (by_group * self.factor.reshape(shape)).reshape(weight.shape)
 
     def weight_of_sign(self, sign: int) -> Tensor:
@@ -58,8 +58,8 @@ class LinearMap:
         return weight.clamp_(min=0) if sign > 0 else weight.clamp_(max=0)
 
     def then(self, factor: Tensor | None, shift: Tensor) -> "LinearMap | None":
-        """This map with its channels multiplied by ``factor`` and moved by ``shift``, which
-        broadcast to the result; None where the output channels are not known."""
+        """This map with its channels multiplied by ``factor`` (None for 1) and moved by ``shift``,
+        which broadcast to the result; None where the output channels are not known."""
         if self.weight_channels is None:
             return None
         if factor is None:
@@ -82,6 +82,7 @@ class LinearMap:
         """The gradient in x of the sum of ``gradient * run(x, weight)``, in the shape of x."""
         gradient, x, weight = in_one_type(gradient, x, weight)
         first = self.steps[0].replaced({self.x: x, self.constant: weight})
+        # the value that now stands in the place of x
         source = first.inputs[self.steps[0].inputs.index(self.x)]
         arrived = {self.steps[-1].output: gradient}
         steps = [first, *self.steps[1:]]
@@ -125,17 +126,19 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
         return None
     weight = _plain(constant.tensor)
     channels = 1 - weight.ndim
+    unbiased = replace(step, args=(x, constant, None, *step.args[3:]))
+    bias_by_channel = None if bias is None else along(bias.tensor, -channels)
     is_transposed = step.options["transposed"]
-    groups = step.options["groups"]
     return LinearMap(
         x,
         constant,
-        [replace(step, args=(x, constant, None, *step.args[3:]))],
+        [unbiased],
         weight,
-        None if bias is None else along(bias.tensor, -channels),
+        bias_by_channel,
         channels,
-        int(is_transposed),
-        groups if is_transposed else 1,
+        # (out, in / groups, ...), or transposed (in, out / groups, ...)
+        weight_channels=1 if is_transposed else 0,
+        groups=step.options["groups"] if is_transposed else 1,
     )
 
 
@@ -143,21 +146,31 @@ def _deformed_convolution(step: Step, x: Value) -> LinearMap | None:
     """The map of a deformed convolution: its offsets and mask are constants, and the sign of a
     contribution is that of the kernel's weight."""
     signal, constant, _, mask, bias = step.args[:5]
+    # with a negative mask, signs of weights would not be those of contributions
     if x is not signal or bool((mask.tensor < 0).any()):
-        return None  # signs of weights would not be those of contributions
+        return None
     unbiased = step.replaced({bias: torch.zeros_like(bias.tensor)})
-    return LinearMap(x, constant, [unbiased], constant.tensor, along(bias.tensor, 3), -3, 0)
+    bias_by_channel = along(bias.tensor, 3)
+    return LinearMap(
+        x,
+        constant,
+        [unbiased],
+        constant.tensor,
+        bias_by_channel,
+        channels=-3,
+        weight_channels=0,
+    )
 
 
 def _matrix_product(step: Step, x: Value) -> LinearMap | None:
     """The map of a product of two matrices or vectors, one of them a constant, which a constant may
     be added to."""
     *added, first, second = step.inputs
-    if x in added or first is second:
+    if x in added or first is second:  # a sum with x, or a square
         return None
     constant = second if x is first else first
     weight = _plain(constant.tensor)
-    alpha = step.kwargs.get("alpha", 1)
+    alpha = step.kwargs.get("alpha", 1)  # which `unbiased` does not multiply by
     if alpha != 1:
         weight = weight * alpha
     are_batches = len(first.shape) == 3
@@ -168,22 +181,25 @@ def _matrix_product(step: Step, x: Value) -> LinearMap | None:
         step, operator=product, args=(first, second), kwargs={}, writes=(), results=(step.output,)
     )
     bias = None if not added else added[0].tensor * step.kwargs.get("beta", 1)
-    scaled = weight.ndim - 1 if x is first else None
-    return LinearMap(x, constant, [unbiased], weight, bias, -1, scaled)
+    # of W x, the last dimension is that of x: its channels are none of W's
+    weight_channels = weight.ndim - 1 if x is first else None
+    return LinearMap(
+        x, constant, [unbiased], weight, bias, channels=-1, weight_channels=weight_channels
+    )
 
 
 def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
     """The map of ``(x * weight).sum(dims)``; None if all that is summed up has one weight."""
-    (other,) = [value for value in product.inputs if value is not x] or [x]
+    (other,) = [value for value in product.inputs if value is not x]
     weight = other.tensor
     dims: Any = reader.options.get("dim") or range(len(x.shape))
     missing_dims = len(x.shape) - weight.ndim
-    if missing_dims < 0:
+    if missing_dims < 0:  # x is broadcast to the weight
         return None
     sizes = [1] * missing_dims + list(weight.shape)
     if all(sizes[dim] == 1 for dim in dims):
         return None
-    return LinearMap(x, other, [product, reader], weight, None, -1)
+    return LinearMap(x, other, [product, reader], weight, bias=None, channels=-1)
 
 
 def _batch_norm(step: Step, x: Value) -> LinearMap | None:
@@ -194,16 +210,27 @@ def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     ndim = len(x.shape) - 1
     bias = step.options["bias"]
     variance = step.options["running_var"]
-    factor = (variance.tensor + step.args[-1]).rsqrt_()
+    factor = (variance.tensor + step.args[-1]).rsqrt_()  # the last argument is epsilon
     weight = step.options["weight"]
     factor = factor if weight is None else factor * weight.tensor
     shift = -step.options["running_mean"].tensor * factor
     if bias is not None:
         shift = shift + bias.tensor
+    # the factor is no value of the pass: `LinearMap.run` gives it in the place of the variance
     product = replace(
         step, operator=aten.mul.Tensor, args=(x, variance), kwargs={}, results=step.results[:1]
     )
-    return LinearMap(x, variance, [product], along(factor, ndim), along(shift, ndim), -ndim, 0)
+    weight_by_channel = along(factor, ndim)
+    bias_by_channel = along(shift, ndim)
+    return LinearMap(
+        x,
+        variance,
+        [product],
+        weight_by_channel,
+        bias_by_channel,
+        channels=-ndim,
+        weight_channels=0,
+    )
 
 
 _MAPS: dict[str, Callable[[Step, Value], LinearMap | None]] = {

@@ -68,7 +68,7 @@ class Epsilon(_Stabilised):
             return Gradient().back(step, gradient, flow)
         linear = step.linear
         z = step.result.tensor
-        size = z if step.rectified else z.abs()
+        size = z if step.rectified else z.abs()  # a rectifier's result is not negative
         stabiliser = self._stabiliser(flow, size)
         taken = (gradient / (size + stabiliser)).mul_(stabiliser)
         flow.take("stabiliser", taken, z)
@@ -125,17 +125,19 @@ class AlphaBeta(_Stabilised):
         linear = step.linear
         x = step.x.tensor
         bias = None if linear.bias is None or not self.bias else signed(linear.bias, sign)
-        inputs_and_weights = [(x, linear.weight_of_sign(sign))]
+        weight = linear.weight_of_sign(sign)
+        inputs_and_weights = [(x, weight)]
         if not flow.is_nonnegative(step):
+            # negative inputs contribute so by weights of the other sign
             inputs_and_weights = [
-                (x.clamp(min=0), inputs_and_weights[0][1]),
+                (x.clamp(min=0), weight),
                 (x.clamp(max=0), linear.weight_of_sign(-sign)),
             ]
         z = _run(step, inputs_and_weights, bias)
         stabiliser = sign * self._stabiliser(flow, z if sign > 0 else -z)
-        # where a rectifier gives more than zero, something contributes
-        contributes = step.rectified is not None and sign > 0 and self.bias
-        if contributes:
+        # relevance arrives where a rectifier gives more than zero: there, something contributes
+        always_contributes = step.rectified is not None and sign > 0 and self.bias
+        if always_contributes:
             share = relevance / z.add_(stabiliser)
         else:
             has_no_contribution = z == 0
@@ -145,12 +147,11 @@ class AlphaBeta(_Stabilised):
         if factor != 1:
             share = share.mul_(factor)
         _take(step, flow, share, bias, stabiliser)
-        of_positive_x, *of_negative_x = (
-            linear.backward(share, x, weight) for _, weight in inputs_and_weights
-        )
-        return (
-            torch.where(x < 0, of_negative_x[0], of_positive_x) if of_negative_x else of_positive_x
-        )
+        by_sign_of_x = [linear.backward(share, x, weight) for _, weight in inputs_and_weights]
+        if len(by_sign_of_x) == 1:
+            return by_sign_of_x[0]
+        of_positive_x, of_negative_x = by_sign_of_x
+        return torch.where(x < 0, of_negative_x, of_positive_x)
 
 
 def ZPlus(epsilon: float = 1e-6, *, bias: bool = True, absolute: bool = False) -> AlphaBeta:  # noqa: N802 (a rule's name)
@@ -190,12 +191,14 @@ class Gamma(_Stabilised):
         size_weight = weight.abs() * half_gamma
         bias = None if linear.bias is None else linear.bias.abs() * half_gamma
         size = z.abs()
+        # those of the rule times sign(z): (1 + gamma / 2) |z| + gamma / 2 (|W| |x| + |b|)
         denominators = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half_gamma)
+        # no relevance arrives where a rectifier gives zero: these do not count in the mean
         stabiliser = self._stabiliser(
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
         )
         denominators = denominators + stabiliser
-        # relevance times sign(z), over the denominators
+        # of R = z g: the sign cancels out with sign(z) in the contributions of the sizes
         share_of_z = size.mul_(gradient).div_(denominators)
         share_of_size = (gradient * z).div_(denominators)
         _take(
@@ -229,16 +232,16 @@ class _AtInput(_Stabilised):
         gradient in x; relevance over x if no prefix leads back."""
         linear = step.linear
         x = step.x.tensor
-        copied = linear.x
-        while copied.step is not None and copied.step.name in ("alias", "clone"):
-            copied = copied.step.inputs[0]
-        is_source = copied in flow.sources
+        original = linear.x  # before copies of it, which hooks make
+        while original.step is not None and original.step.name in ("alias", "clone"):
+            original = original.step.inputs[0]
+        is_source = original in flow.sources
         prefix = None
         if step.nearest and not is_source:  # no other map lies before this one
             prefix = Prefix.to(linear.x, flow.recorded, flow.sources, flow.signals)
         shares = self.shares(step, gradient * step.result.tensor, flow, prefix)
         if is_source:
-            flow.deposit(copied, shares)
+            flow.deposit(original, shares)
             return torch.zeros_like(x)
         if prefix is not None:
             # what belongs to padding comes from no input
@@ -259,9 +262,9 @@ class _AtInput(_Stabilised):
         """Relevance over the stabilised z; where z is zero, the cause "no contributions" takes
         it."""
         stabiliser = self._stabiliser(flow, z.abs())
-        added = torch.copysign(
-            stabiliser if isinstance(stabiliser, Tensor) else z.new_full((), stabiliser), z
-        )
+        if not isinstance(stabiliser, Tensor):
+            stabiliser = z.new_full((), stabiliser)
+        added = torch.copysign(stabiliser, z)
         is_zero = z == 0
         share = (relevance / (z + added)).masked_fill(is_zero, 0)
         flow.take("stabiliser", share, added.expand_as(share))
@@ -327,14 +330,16 @@ class ZBox(_AtInput):
         """The relevance of each value of x by the z^B rule, in the shape of x."""
         linear = step.linear
         x = step.x.tensor
-        ends = self._range(step, flow, prefix)
+        low_and_high = self._range(step, flow, prefix)
         weight = linear.weight
+        # the least value counts less by positive weights, the largest less by negative ones
         weights = (weight, -weight.clamp(min=0), -weight.clamp(max=0))
-        inputs_and_weights = list(zip((x, *ends), weights, strict=True))
-        share = self._quotient(relevance, _run(step, inputs_and_weights, None), flow)
+        inputs_and_weights = list(zip((x, *low_and_high), weights, strict=True))
+        z = _run(step, inputs_and_weights, bias=None)
+        share = self._quotient(relevance, z, flow)
         of_x = torch.zeros_like(x)
-        for value, weight in inputs_and_weights:
-            of_x.addcmul_(value, linear.backward(share, x, weight))
+        for value, its_weight in inputs_and_weights:
+            of_x.addcmul_(value, linear.backward(share, x, its_weight))
         return of_x
 
     def _range(
@@ -345,8 +350,8 @@ class ZBox(_AtInput):
         x = step.x.tensor
         channels = step.linear.channels
         if self.low is None or self.high is None:
-            # A convolution of a single picture without a batch has no dimension before the
-            # channels.
+            # Of a convolution, those up to the channels: of a single picture without a batch, these
+            # come first.
             kept_dims = (
                 range(x.ndim + channels + 1) if step.kind == "convolution" else (flow.images_in(x),)
             )

@@ -48,8 +48,9 @@ class Uniform(RelevanceRule):
         """LRP at a product: divide the gradient equally among its signals; gates and denominators
         get none."""
         scales = self._scales(step)
-        factors = max(1, len(step.signals) - len(scales))
-        sent = plain_gradient(step, gradient / factors, flow.signals)
+        # the plain gradient would give each factor all of the relevance
+        factor_count = max(1, len(step.signals) - len(scales))
+        sent = plain_gradient(step, gradient / factor_count, flow.signals)
         for position in scales:
             sent[position] = None
         return sent
@@ -141,6 +142,7 @@ class ConstantDeviation(_OfOneSignal):
             flow.take("biases", gradient * bias)
         x = step.x.tensor
         rows, dims = normalised_rows(step, x)
+        # less its mean, as the gradient of a value less the mean is
         arrived, _ = normalised_rows(step, gradient if weight is None else gradient * weight)
         square = rows.square().mean(dims, keepdim=True)
         return (arrived * (square + epsilon_of(step, x)).rsqrt()).reshape(x.shape)
@@ -161,7 +163,7 @@ def normalised_rows(step: Step, values: Tensor) -> tuple[Tensor, tuple[int, ...]
     """Values of a normalisation's input as it sees them: reshaped (for groups, to ``(N, groups,
     rest)``), and less their mean if it subtracts that; and the dimensions of its statistics."""
     options = step.recorded.options
-    dims: tuple[int, ...] = (0, *range(2, values.ndim))
+    dims: tuple[int, ...] = (0, *range(2, values.ndim))  # by the statistics of a batch
     if "normalized_shape" in options:
         dims = tuple(range(-len(options["normalized_shape"]), 0))
     elif "group" in options:

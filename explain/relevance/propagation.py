@@ -220,9 +220,9 @@ def walk_rule(step: Step, rule: "RelevanceRule", flow: RelevanceFlow) -> Rule:
     def back(arrived: Gradients) -> Iterable[tuple[Value, Tensor | None]]:
         """The gradients that leave the step, in the place of those of its derivative."""
         gradient = arrived.get(step.output)
-        if gradient is None:
+        if gradient is None:  # only another result of the step leads to the score
             return zip(step.inputs, derivative(step.recorded, arrived, flow.signals), strict=True)
-        if step.map is not None:
+        if step.map is not None:  # reshapes behind the map may be merged into it
             gradient = gradient.reshape(step.shape)
         sent = rule.back(step, gradient, flow_of_step)
         if isinstance(sent, Tensor):
@@ -266,7 +266,7 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
         return images
     if tensor.ndim and len(tensor) and len(tensor) % count == 0:
         return _first(count, tensor)
-    if tensor.ndim > 1 and tensor.shape[1] == count:
+    if tensor.ndim > 1 and tensor.shape[1] == count:  # tokens come first: (T, N, C)
         return _first(count, tensor[0]).unsqueeze(0)
     return None
 

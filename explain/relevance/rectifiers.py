@@ -70,40 +70,41 @@ def operations_of(
 def _rectifier(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a step is; None if it is none."""
     if step.operation.has("rectifies"):
-        return Operation(step.name, True)
-    if step.name in _READERS:
-        return _READERS[step.name](step, signals)
+        return Operation(step.name, rectifies=True)
+    read_rectifier = _RECTIFIER_READERS.get(step.name)
+    if read_rectifier is not None:
+        return read_rectifier(step, signals)
     for selection in _selections(step):
-        side = _side(selection, signals)
-        if side is None:
+        sign_where_true = _sign_where_true(selection, signals)
+        if sign_where_true is None:
             continue
+        # whether positive values are kept: `side` is 1 where the mask keeps what it is true at
+        keeps_positive = sign_where_true == selection.side
         if _is_zero(selection.elsewhere, signals):
-            negated = side != selection.side
-            return Operation(step.name, True, selection.inputs, negated=negated)
-        is_leaky = side == selection.side and _comes_from(
-            selection.elsewhere, selection.kept, signals
-        )
-        if is_leaky:
-            return Operation(step.name, True, selection.inputs)
+            return Operation(
+                step.name, rectifies=True, inputs=selection.inputs, negated=not keeps_positive
+            )
+        if keeps_positive and _comes_from(selection.elsewhere, selection.kept, signals):  # leaky
+            return Operation(step.name, rectifies=True, inputs=selection.inputs)
     return None
 
 
 def _bounded(step: Step, signals: AbstractSet[Value]) -> Operation | None:
     """The rectifier that a clamp, maximum or minimum is, if one of its bounds is zero."""
-    x, *bounds = step.args
-    if step.name in ("maximum", "minimum"):
-        for position, other in ((0, bounds[0]), (1, x)):
+    name = step.name
+    if name in ("maximum", "minimum"):
+        first, second = step.args
+        for position, other in ((0, second), (1, first)):
             if step.inputs[position] in signals and _is_zero(other, signals):
-                return Operation(step.name, True, (position,), negated=step.name == "minimum")
+                return Operation(
+                    name, rectifies=True, inputs=(position,), negated=name == "minimum"
+                )
         return None
-    least = step.kwargs.get("min", bounds[0] if bounds else None)
-    most = step.kwargs.get("max", bounds[1] if len(bounds) > 1 else None)
-    if step.name == "clamp_max":
-        most = least
-        least = None
+    least = step.options.get("min")  # of `clamp_max`, there is only "max"
     if least is not None:
-        return Operation(step.name, True) if _is_zero(least, signals) else None
-    return Operation(step.name, True, negated=True) if _is_zero(most, signals) else None
+        return Operation(name, rectifies=True) if _is_zero(least, signals) else None
+    is_negated = _is_zero(step.options.get("max"), signals)
+    return Operation(name, rectifies=True, negated=True) if is_negated else None
 
 
 def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation | None:
@@ -122,8 +123,10 @@ def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation
             continue
         negative_part = x.tensor.clamp(max=0)
         rectifies = torch.equal(added, -negative_part) or torch.equal(added, x.tensor.abs())
+        # without negative values, adding nothing at all would look the same
         if rectifies and bool(negative_part.any()):
-            return Operation(step.name, True, (position, 1 - position), by_parts=True)
+            inputs = (position, 1 - position)
+            return Operation(step.name, rectifies=True, inputs=inputs, by_parts=True)
     return None
 
 
@@ -133,56 +136,64 @@ def _selections(step: Step) -> list[_Selection]:
     values = step.args
     if step.name == "mul" and len(step.inputs) == 2:
         first, second = values[:2]
-        return [_Selection(first, second, 1, (0,)), _Selection(second, first, 1, (1,))]
+        return [
+            _Selection(first, mask=second, side=1, inputs=(0,)),
+            _Selection(second, mask=first, side=1, inputs=(1,)),
+        ]
     if step.name == "where" and len(values) == 3:
         mask, first, second = values
         return [
-            _Selection(first, mask, 1, (1, 2), second),
-            _Selection(second, mask, -1, (2, 1), first),
+            _Selection(first, mask, side=1, inputs=(1, 2), elsewhere=second),
+            _Selection(second, mask, side=-1, inputs=(2, 1), elsewhere=first),
         ]
     if step.name == "masked_fill":
-        return [_Selection(values[0], values[1], -1, (0,), values[2])]
+        kept, mask, filled = values
+        return [_Selection(kept, mask, side=-1, inputs=(0,), elsewhere=filled)]
     if step.name == "index_put" and len(values[1]) == 1:
-        return [_Selection(values[0], values[1][0], -1, (0,), values[2])]
+        kept, (mask,), assigned, *_ = values
+        return [_Selection(kept, mask, side=-1, inputs=(0,), elsewhere=assigned)]
     return []
 
 
-def _side(selection: _Selection, signals: AbstractSet[Value]) -> int | None:
+def _sign_where_true(selection: _Selection, signals: AbstractSet[Value]) -> int | None:
     """1 if the mask is true where the kept value is positive, -1 if where it is negative, None if
     it is not the sign of that value."""
     kept = selection.kept
     mask = selection.mask
     if not isinstance(kept, Value) or not isinstance(mask, Value) or kept not in signals:
         return None
-    source, side = _sign(mask)
+    source, sign = _sign(mask)
     if source is None or not kept.shape == mask.shape == source.shape:
         return None
     values = kept.tensor
-    alike = (values, values.clamp(min=0))
-    if not any(torch.equal(tensor, source.tensor) for tensor in alike):
+    # the mask may also be made of what a rectifier gave for the same values
+    possible_sources = (values, values.clamp(min=0))
+    if not any(torch.equal(tensor, source.tensor) for tensor in possible_sources):
         return None
-    is_kept = mask.tensor.bool() if side > 0 else ~mask.tensor.bool()
-    agrees = bool(((is_kept == (values > 0)) | (values == 0)).all())
-    return side if agrees else None
+    is_positive = mask.tensor.bool() if sign > 0 else ~mask.tensor.bool()
+    agrees = bool(((is_positive == (values > 0)) | (values == 0)).all())
+    return sign if agrees else None
 
 
-_SIDES = {"gt": 1, "ge": 1, "lt": -1, "le": -1}
+_SIGNS = {"gt": 1, "ge": 1, "lt": -1, "le": -1}
+"""Which sign the first of two compared values has where the result is true, the second being 0."""
 
 
 def _sign(mask: Value) -> tuple[Value | None, int]:
-    """The value that a mask is the sign of, and which side it is true on; None for other masks."""
-    side = 1
+    """The value that a mask is the sign of, and the sign, 1 or -1, where it is true; a value of
+    None for other masks."""
+    sign = 1
     step = mask.step
     while step is not None and step.name in ("_to_copy", "logical_not", "bitwise_not"):
-        side = side if step.name == "_to_copy" else -side
+        sign = sign if step.name == "_to_copy" else -sign
         step = step.inputs[0].step
-    if step is None or step.name not in _SIDES:
-        return None, side
+    if step is None or step.name not in _SIGNS:
+        return None, sign
     first, second = step.args
-    side *= _SIDES[step.name]
+    sign *= _SIGNS[step.name]
     if _is_zero(second, frozenset()):
-        return first, side
-    return (second, -side) if _is_zero(first, frozenset()) else (None, side)
+        return first, sign
+    return (second, -sign) if _is_zero(first, frozenset()) else (None, sign)
 
 
 def _is_zero(value: Any, signals: AbstractSet[Value]) -> bool:
@@ -199,7 +210,7 @@ def _comes_from(value: Any, source: Value, signals: AbstractSet[Value]) -> bool:
     in ``where(x > 0, x, 0.1 * x)``."""
     if not isinstance(value, Value):
         return True
-    if value not in signals:
+    if value not in signals:  # a number as a tensor
         return value.numel == 1 and not value.depends
     waiting = [value]
     for _ in range(_STEPS):
@@ -213,7 +224,7 @@ def _comes_from(value: Any, source: Value, signals: AbstractSet[Value]) -> bool:
     return False
 
 
-_READERS: dict[str, Callable[[Step, AbstractSet[Value]], Operation | None]] = {
+_RECTIFIER_READERS: dict[str, Callable[[Step, AbstractSet[Value]], Operation | None]] = {
     "clamp": _bounded,
     "clamp_min": _bounded,
     "clamp_max": _bounded,

@@ -1,7 +1,6 @@
 """The steps of a recorded pass that relevance rules act on: of which kind each is, which of its
 inputs are signals, and the linear map that it is."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -141,13 +140,15 @@ def relevance_steps(
     recorded: Sequence[RecordedStep],
     signals: AbstractSet[Value],
     leading: AbstractSet[Value],
-    keep: AbstractSet[Value] = frozenset(),
+    unmerged: AbstractSet[Value] = frozenset(),
 ) -> list[Step]:
     """The steps of a pass that relevance rules may act on, in order. ``signals`` depend on the
     explained inputs; a gradient of the score comes to the values ``leading``."""
+    # values in ``unmerged`` are asked for: no step that reads one becomes part of the step before
     on_the_way = [step for step in recorded if not leading.isdisjoint(step.results)]
     on_the_way = [step for step in on_the_way if not signals.isdisjoint(step.inputs)]
     readers = Readers(on_the_way)
+    # what is computed from the results of linear maps; a normalisation does not count as one
     behind_map: set[Value] = set()
     merged: set[RecordedStep] = set()
     steps: list[Step] = []
@@ -156,13 +157,11 @@ def relevance_steps(
             continue
         step = step_of(recorded_step, signals)
         if step is not None and step.kind == "product":
-            step = _weighted_sum(step, readers, keep, merged) or step
+            step = _weighted_sum(step, readers, unmerged) or step
+            merged.add(step.last)  # the sum, or the product itself
         results = recorded_step.outputs
         if step is not None and step.map is not None:
-            # A normalisation by known statistics, or the addition of one constant for each channel,
-            # that a linear map's result is given to, and nothing else, is one map with it, unless
-            # its result is to be kept.
-            _merge(step, readers, signals, keep, merged)
+            merged.update(_merge(step, readers, signals, unmerged))
             step.nearest = step.map.x not in behind_map
             step.rectified = _rectified(step, readers)
             results = [*results, *step.last.outputs]
@@ -199,16 +198,16 @@ def step_of(
         return Step("other", step, positions)  # a constant divided by a signal
     if kind not in LINEAR:
         return Step(kind, step, positions, scales)
-    values = {step.inputs[position] for position in positions}
+    mapped = {step.inputs[position] for position in positions}
     if kind == "convolution":  # of products, rules decide which factors are held constant
-        values = {step.inputs[position] for position in positions if position not in scales}
-    linear = linear_map(step, values)
+        mapped = {step.inputs[position] for position in positions if position not in scales}
+    linear = linear_map(step, mapped)
     if kind == "matrixproduct" and linear is not None:
         kind = "dense"
     if linear is None and _adds_constant(step):
         # rules for a product of two signals do not take out what belongs to the added constant
         return Step("other", step, positions)
-    return Step(kind, step, positions, scales, linear)
+    return Step(kind, step, positions, scales, map=linear)
 
 
 def _kind_of(step: RecordedStep) -> str | None:
@@ -227,7 +226,7 @@ def _adds_constant(step: RecordedStep) -> bool:
 def _scales(kind: str, step: RecordedStep, positions: Sequence[int]) -> dict[int, str]:
     """The signals of a step that are none, by position: "denominator", "gate", "weights" of an
     attention, or "position"; none of them where all factors of a product are such."""
-    if kind == "quotient":
+    if kind == "quotient":  # the second tensor divides; of a number over a tensor, the only one
         return {
             position: "denominator"
             for position in positions
@@ -236,6 +235,7 @@ def _scales(kind: str, step: RecordedStep, positions: Sequence[int]) -> dict[int
     if kind in ("product", "matrixproduct"):
         by_position = {position: _scale(step.inputs[position]) for position in positions}
         scales = {position: scale for position, scale in by_position.items() if scale is not None}
+        # relevance must go on to one of the factors
         return scales if len(scales) < len(positions) else {}
     if kind not in ("sampling", "convolution"):
         return {}
@@ -263,43 +263,39 @@ def _scale(value: Value) -> str | None:
 
 
 def _merge(
-    step: Step,
-    readers: Readers,
-    signals: AbstractSet[Value],
-    keep: AbstractSet[Value],
-    merged: set[RecordedStep],
-) -> None:
-    """Merge what follows a map's result alone, as one number for each channel, into the map."""
-    end = step.recorded
-    passed: list[RecordedStep] = []
-    while True:
-        value = end.output
-        reader = None if value in keep else readers.only(value)
+    step: Step, readers: Readers, signals: AbstractSet[Value], unmerged: AbstractSet[Value]
+) -> list[RecordedStep]:
+    """Merge what alone reads a linear map's result into the map: normalisations by known
+    statistics, and added constants of one number for each channel. Returns the merged steps."""
+    merged: list[RecordedStep] = []
+    since_map: list[RecordedStep] = []
+    value = step.recorded.output
+    while value not in unmerged:
+        reader = readers.only(value)
         if reader is None:
-            return
-        passed.append(reader)
-        end = reader
-        if reader.operation.has("reshapes"):
-            continue
-        longer_map = _followed_by(step, reader, value, signals)
-        if longer_map is None:
-            return
-        step.map = longer_map
-        step.last = reader
-        merged.update(passed)
+            break
+        since_map.append(reader)
+        # reshapes are merged only with something behind them
+        if not reader.operation.has("reshapes"):
+            longer_map = _followed_by(step, reader, value, signals)
+            if longer_map is None:
+                break
+            step.map = longer_map
+            step.last = reader
+            merged = list(since_map)
+        value = reader.output
+    return merged
 
 
-def _weighted_sum(
-    step: Step, readers: Readers, keep: AbstractSet[Value], merged: set[RecordedStep]
-) -> Step | None:
-    """A product with constants whose result is only summed up: a linear map; None if it is not."""
-    reader = None if step.output in keep else readers.only(step.output)
+def _weighted_sum(step: Step, readers: Readers, unmerged: AbstractSet[Value]) -> Step | None:
+    """A product with constants whose result is only summed up: a linear map, ``last`` being the
+    sum; None if it is not."""
+    reader = None if step.output in unmerged else readers.only(step.output)
     if len(step.signals) != 1 or len(step.inputs) != 2 or reader is None or reader.name != "sum":
         return None
     linear = weighted_sum(step.recorded, step.x, reader)
     if linear is None:
         return None
-    merged.add(reader)
     return Step("dense", step.recorded, step.signals, map=linear, last=reader)
 
 
@@ -321,13 +317,18 @@ def _followed_by(
         return None
     channels = step.linear.channels
     count = shape[channels]
+    # A bias has one number for each of several channels. Reshapes since the map may have moved
+    # these, unless they are last.
+    are_last = channels == -1 and value.shape[-1:] == shape[-1:]
+    if count == 1 or not (are_last or value.shape == shape):
+        return None
     bias = added[0]
     sizes = [1] * max(0, len(value.shape) - len(bias.shape)) + list(bias.shape)
-    is_by_channel = sizes[channels] == count and Counter(sizes)[1] == len(sizes) - 1
-    same_channels = value.shape[channels] == count and (value.shape == shape or channels == -1)
-    if not (is_by_channel and same_channels and count > 1):
+    by_channel = [1] * len(sizes)
+    by_channel[channels] = count
+    if sizes != by_channel:
         return None
-    return step.linear.then(None, bias.tensor.reshape([count] + [1] * (-channels - 1)))
+    return step.linear.then(None, shift=bias.tensor.reshape([count] + [1] * (-channels - 1)))
 
 
 def _rectified(step: Step, readers: Readers) -> Value | None:

@@ -101,6 +101,17 @@ def changed(net: Any, x: Tensor) -> Tensor:
     return net.first(F.avg_pool2d(F.relu(x), 1) - 0.7).mean((2, 3))
 
 
+def added_flat(net: Any, x: Tensor) -> Tensor:
+    """What is added behind a flattening has more numbers than the convolution has channels."""
+    y = net.first(x).flatten(1) + torch.linspace(-1, 1, 64).to(x)
+    return net.head(y.relu().view(-1, 4, 4, 4).mean((2, 3)))
+
+
+def added_as_maps(net: Any, x: Tensor) -> Tensor:
+    y = net.first(x) + torch.linspace(-1, 1, 64).to(x).view(4, 4, 4)
+    return net.head(y.relu().mean((2, 3)))
+
+
 def by_module(net: Any, x: Tensor) -> Tensor:
     return net.head(net.first(x).relu().mean((2, 3)))
 
@@ -114,6 +125,7 @@ SAME: dict[str, tuple[Forward, Forward]] = {
     "behind transpose_": behind_a_step(lambda y: y.transpose_(-1, -2)),
     "behind mul_": behind_a_step(lambda y: y.mul_(-2)),
     "changed by a view": (changed_by_a_view, changed),
+    "a constant behind a flattening": (added_flat, added_as_maps),
     "a product that a bias is added to": (by_product, by_module),
     "softplus of one number": of_one_number(F.softplus),
     "exp of one number": of_one_number(torch.exp),
