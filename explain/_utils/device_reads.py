@@ -86,7 +86,9 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     for place, row in enumerate(flat):  # a model may be on several devices
         flat[place] = row.to(flat[0].device)
     numbers = iter(torch.cat(flat).tolist())  # the one read
-    rows = [list(islice(numbers, len(row))) for row in flat]
+    rows = []
+    for row in flat:
+        rows.append(list(islice(numbers, len(row))))
     token = _PENDING.set(None)  # what a refusal computes again is checked at once
     try:
         # not strict: the rows of the ``tensors`` follow those of the totals

@@ -302,7 +302,7 @@ class Job:
         all_undefined = {metric.name: [math.nan] * len(photos) for metric in self.metrics}
         if not metrics:
             return dict.fromkeys(maps, all_undefined)
-        # with its method, a metric can explain altered photos anew
+        # with its method, a metric can explain altered photos again
         methods = {method.name: method for method in self.methods or ()}
         pairs: Any = {
             name: (methods[name], attribution) if name in methods else attribution
