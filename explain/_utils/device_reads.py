@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -85,10 +84,11 @@ def read_together(*tensors: Tensor) -> list[list[float]]:
     flat = list(map(torch.flatten, map(Tensor.detach, values)))
     for place, row in enumerate(flat):  # a model may be on several devices
         flat[place] = row.to(flat[0].device)
-    numbers = iter(torch.cat(flat).tolist())  # the one read
+    numbers = torch.cat(flat).tolist()  # the one read
     rows = []
     for row in flat:
-        rows.append(list(islice(numbers, len(row))))
+        rows.append(numbers[: len(row)])
+        del numbers[: len(row)]
     token = _PENDING.set(None)  # what a refusal computes again is checked at once
     try:
         # not strict: the rows of the ``tensors`` follow those of the totals

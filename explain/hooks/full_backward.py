@@ -70,7 +70,7 @@ class Gates:
             leave: Callable[..., Any] = self._leave
             register_pre: Callable[[Any], Any] = BeforeEvery
             register: Callable[[Any], Any] = register_module_forward_hook
-            if self._module is None:  # a hook that calls modules would meet itself for ever
+            if self._module is None:  # a hook that calls modules would meet itself endlessly
                 enter = unless_in_hook(enter)
                 leave = unless_in_hook(leave)
             else:
