@@ -44,10 +44,13 @@ def plain_xrai(model: nn.Module, x: Tensor, regions: Tensor) -> Tensor:
     return plain_ranked((total / 2).amax(0), masks)
 
 
-def test_it_is_its_formula() -> None:
+@pytest.mark.parametrize("scale", [1, 5])
+def test_it_is_its_formula(scale: int) -> None:
     model = settled(TinyNet()).double().eval()
-    x = random(0, 2, 3, 12, 10)
-    regions = torch.arange(12)[:, None] // 5 * 3 + torch.arange(10) // 4
+    height, width = 12 * scale, 10 * scale
+    x = random(0, 2, 3, height, width)
+    rows = torch.arange(height)[:, None] // (5 * scale)
+    regions = rows * 3 + torch.arange(width) // (4 * scale)
     values = explain.attribute(model, x, XRAI(4, regions), target=1).values
     for of_image, image in zip(values, x, strict=True):
         assert_close(of_image, plain_xrai(model, image, regions), rtol=1e-9, atol=1e-12)
