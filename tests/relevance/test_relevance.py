@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import explain
-from explain import LayerError, MethodError
+from explain import ExplainWarning, LayerError, MethodError
 from explain.methods import LRP
 from explain.relevance import Composite, When
 from explain.relevance.linear_rules import (
@@ -342,6 +342,18 @@ def test_what_is_passed_on_keeps_its_place_whatever_made_it() -> None:
     expected[:, 4] = a.score
     torch.testing.assert_close(a.values.flatten(1), expected, rtol=1e-9, atol=1e-12)
     assert a.coverage.by_rule["pass"] == {"activation": 2, "deviation": 1, "softmax": 1}
+
+
+def test_what_zeros_cannot_be_given_is_named() -> None:
+    """The sigmoid of zero has relevance, and no value times gradient of zero is any."""
+    model = Made(lambda net, x: x.flatten(1).sigmoid())
+    x = torch.tensor([[[[0.0, 2.0]]], [[[1.0, 0.0]]]]).double()
+    passed = LRP(Composite("passed", ((When(("activation",)), ElementwisePassThrough()),)))
+    with pytest.warns(ExplainWarning, match="zero everywhere for image 0"):
+        a = explain.attribute(model, x, passed, target=0)
+    assert a.values.flatten(1).tolist() == [[0, 0], [pytest.approx(float(a.score[1])), 0]]
+    assert a.coverage.taken["zero inputs"].tolist() == [0.5, 0]
+    assert a.delta.abs().max() < 1e-12
 
 
 def test_the_norm_rule_shares_out_by_what_each_adds() -> None:
