@@ -204,15 +204,35 @@ def _of_batch_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) ->
     return [of_x, *[None] * len(step.inputs[1:])]
 
 
-def _of_mean(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs | None:
-    x = step.inputs[0]
-    averaged = step.options.get("dim") or range(len(x.shape))  # none named: over all
-    dims = sorted(dim % len(x.shape) for dim in averaged)
-    count = math.prod(x.shape[dim] for dim in dims)
+def _before_reduction(step: Step, gradient: Tensor) -> tuple[Tensor, list[int]]:
+    """The gradient in the results of a reduction with the reduced dimensions, of size 1; and which
+    these are."""
+    count = len(step.inputs[0].shape)
+    dims = sorted(dim % count for dim in step.options.get("dim") or range(count))
     if not step.options.get("keepdim"):
         for dim in dims:
             gradient = gradient.unsqueeze(dim)
+    return gradient, dims
+
+
+def _of_mean(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
+    x = step.inputs[0]
+    gradient, dims = _before_reduction(step, gradient)
+    count = math.prod(x.shape[dim] for dim in dims)
     return [(gradient / count).expand(x.shape)]
+
+
+def _of_amax(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
+    """Values that are equally large share the gradient."""
+    x = step.inputs[0].tensor
+    gradient, dims = _before_reduction(step, gradient)
+    is_largest = x == x.amax(dims, keepdim=True)
+    return [gradient * is_largest / is_largest.sum(dims, keepdim=True)]
+
+
+def _of_hardtanh(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
+    ends = (step.options["min_val"], step.options["max_val"])
+    return [aten.hardtanh_backward(gradient, step.inputs[0].tensor, *ends)]
 
 
 def _of_product(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
@@ -344,6 +364,7 @@ _FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs | Non
     "native_batch_norm": _of_batch_norm,
     "cudnn_batch_norm": _of_batch_norm,
     "mean": _of_mean,
+    "amax": _of_amax,
     "mm": _of_product,
     "bmm": _of_product,
     "addmm": _of_addmm,
@@ -352,6 +373,7 @@ _FORMULAS: dict[str, Callable[[Step, Tensor, AbstractSet[Value]], OfInputs | Non
     "sigmoid": _of_sigmoid,
     "gelu": _by_operator,
     "hardsigmoid": _by_operator,
+    "hardtanh": _of_hardtanh,
     "hardswish": _by_operator,
     "mish": _by_operator,
     "silu": _by_operator,

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from explain.recording.torch_internals import NotForCompilers
+
 GIVING_VALUES = ("numpy", "__array__", "__dlpack__", "tolist", "storage")
 """Methods that give the values of a tensor to somebody else than PyTorch."""
 _data: Any = Tensor.data
@@ -35,7 +37,7 @@ class Watcher(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class OperatorCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorCalls(NotForCompilers, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within its block, ``run(operator, args, kwargs)`` runs each operator of this thread, or
     answers with another result."""
 

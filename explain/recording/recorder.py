@@ -15,6 +15,7 @@ from explain.recording.modes import GIVING_VALUES
 from explain.recording.torch_internals import (
     CallStack,
     FunctionCall,
+    NotForCompilers,
     OperatorFacts,
     Running,
     computed_from,
@@ -28,7 +29,7 @@ from explain.recording.values import Kind, Step, Value, tensors_of
 aten = torch.ops.aten
 
 
-class PassRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PassRecorder(NotForCompilers, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within its block, notes each operation of this thread, from what and by which module, but for
     those on constants alone, such as what is drawn at random."""
 

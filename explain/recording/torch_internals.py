@@ -243,6 +243,16 @@ def scripts_as_written(
     return context
 
 
+class NotForCompilers:
+    """A dispatch mode that PyTorch shows to no compiler, which would take a second to load; what is
+    compiled is run as its Python code meanwhile."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether PyTorch wraps the mode in what a compiler leaves out."""
+        return False
+
+
 def without_dispatch_modes() -> AbstractContextManager[Any]:
     """Run operators as if no dispatch mode were on."""
     context: AbstractContextManager[Any] = _disable_current_modes()
