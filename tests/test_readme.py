@@ -132,7 +132,7 @@ def test_the_readmes_first_lines_run_in_a_new_interpreter_and_importing_is_light
         unloaded.format("'torchvision', 'matplotlib', 'cv2'"),
         blocks_of("README.md", "python")[0],
         # they take longer to load than a photo
-        unloaded.format("'torchvision', 'matplotlib', 'explain.metrics'"),
+        unloaded.format("'torchvision', 'matplotlib', 'explain.metrics', 'torch._dynamo', 'sympy'"),
     ]
     python("\n".join(code), tmp_path)
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".npy", ".json"}
