@@ -198,6 +198,7 @@ class _Reading:
 
     def _pages(self, image: Image.Image, file: Any, numbers: Sequence[int]) -> Image.Image:
         """Decode these pages of an opened image."""
+        # at 4 bytes a pixel, as deep greys have
         self.limit.check_bytes(self.name, image.width * image.height * 4 * len(numbers))
         pages = []
         for number in numbers:
@@ -205,7 +206,7 @@ class _Reading:
             if len(numbers) == 1:
                 return self.decode(image, self.window, file, number)
             is_deep = image.mode in DEEP  # `slices_of` reads such greys of all pages in one range
-            # the window is for `slices_of`, too
+            # without the window, which `slices_of` uses below for all pages
             pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
         if len({page.shape for page in pages}) > 1:
             raise self.error("must have pages of one size to be read together; name one")

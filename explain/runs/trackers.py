@@ -45,6 +45,7 @@ def shown_photos(
     photos of a run are, if they have moved."""
     if isinstance(maps, StoredRun):
         reader = PhotoReader(maps, source)
+        # (*rows,) makes a list of the rows of each photo
         for _, (*rows,) in groupby(maps.rows(), key=lambda row: row.name):
             photo = cache(partial(reader.picture, rows[0]))  # read once, where it is needed
             yield [_of_row(row, photo) for row in rows]

@@ -44,7 +44,7 @@ class EndedError(Exception):
 def default_workers() -> int:
     """Return the number of worker processes by default: half of the processors that this process
     may use, since the network needs the others, 1 at least and `MOST` at most."""
-    # on Linux
+    # on Linux; elsewhere it may use all of them
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -226,5 +226,6 @@ def _begin(number: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too
+    # it ends the worker at once: a forked process has the parent's handler, as of the command line
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=watch, daemon=True).start()

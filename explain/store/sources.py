@@ -281,6 +281,7 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
             if value is not None and not (isinstance(value, str) and not value.strip())
         }
         usual = {plain_key(key): value for key, value in cells.items()}
+        # of the column that is named, or else (``image`` is None) the first of the usual ones
         photo = cells.get(image, _first(usual, IMAGES))
         if photo is None:
             raise ImageError(
@@ -478,7 +479,9 @@ class Photos(Source):
                     stamp=stamp_of(photo),
                     label=as_label(rest[0]) if rest else None,
                 )
-            else:  # an opened picture may have been changed since: it has no stamp
+            # An opened picture may have been changed since: it has no stamp, and is read each time,
+            # with its label.
+            else:
                 path = ""
                 if isinstance(photo, Image.Image):
                     path = path_text(str(getattr(photo, "filename", "") or ""))
