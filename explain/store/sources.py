@@ -369,7 +369,9 @@ def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
     rows = value if isinstance(value, Sequence) and isinstance(value[0], (list, tuple)) else [value]
     boxes = []
     for row in rows:
-        label = row[4:] if isinstance(row, (list, tuple)) and isinstance(row[-1], str) else ()
+        # behind the edges; an empty row, refused below, has no last cell
+        has_label = isinstance(row, (list, tuple)) and row and isinstance(row[-1], str)
+        label = row[4:] if has_label else ()
         try:
             edges = [float(edge) for edge in row[: len(row) - len(label)]]
         except (TypeError, ValueError, OverflowError):
