@@ -576,6 +576,7 @@ class PhotoWork:
             options.baseline,
         ]
         keys = {}
+        # under the names that an explanation has for them
         methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
         for name, method in methods.items():
             # what was asked for is the group, whatever methods it has

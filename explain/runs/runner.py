@@ -193,7 +193,7 @@ class RunCall:
         failed and kept; ``_confirmed`` are entries whose new stamps are written at the end.
         """
         stored = Run(store.file)
-        methods = [method.name for method in job.methods or ()]
+        methods = [method.name for method in job.methods or ()]  # of a group, none are known yet
         self.job = job
         self.store = store
         self.stored_photos = stored.identified

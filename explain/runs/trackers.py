@@ -124,6 +124,7 @@ def to_fiftyone(
         width, height = first.size
         scale = min(1.0, LONGEST / max(width, height))
         map_size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        # the part that maps cover, in a map of that size
         region = Box(*(edge * scale for edge in vars(first.box).values()))
         counts: dict[str, int] = {}
         for one in shown_maps:

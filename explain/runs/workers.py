@@ -86,7 +86,7 @@ def read_ahead(
                 entry = sent.popleft()
                 reason = f"image {entry.name!r} {error}"
                 yield Failed(entry.name, reason, entry.path, stamp=entry.stamp)
-            suspects.extendleft(reversed(sent))
+            suspects.extendleft(reversed(sent))  # in their order, before those not tried yet
             sent.clear()
             continue
         if not one_by_one:  # the source has no more entries, and no suspects are left
@@ -157,7 +157,7 @@ def _loading(
     loader: Any = DataLoader(
         _Reader(preparer),
         batch_size=None,
-        sampler=sent,
+        sampler=sent,  # what it takes for indices are pickled entries, as `_Reader` expects
         num_workers=count,
         prefetch_factor=ahead,
         timeout=TICK,  # after which `_in_time` looks whether to wait on

@@ -601,6 +601,7 @@ class StoredRun:
         if possible: only then does SQLite remove its files beside the database.
         """
         address = self.path.absolute().as_uri()
+        # in both cases, the caller may take the rows in another thread than this one
         try:
             db = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
             db.execute("PRAGMA query_only = ON")

@@ -512,7 +512,7 @@ class DataSet(Source):
         """Find the data set behind subsets, the columns of one of Hugging Face, and the names of
         the classes, of which several names of one class are joined by commas."""
         self.items = items
-        self.inner, _ = innermost_dataset(items, 0)
+        self.inner, _ = innermost_dataset(items, place=0)  # the same for each item
         self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")
         self.columns = Columns.of(dict(items.features or {})) if self.is_hugging_face else Columns()
         self.classes = self.columns.classes
