@@ -106,7 +106,7 @@ def word_methods(
             get_style(options.style)
         methods = list(options.method)
         for method in methods:
-            if method not in STYLES:
+            if method not in STYLES:  # those are of words alone, and no methods of a photo
                 get_method(method)
     return methods
 

@@ -504,6 +504,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
         type=COUNT,
         show_default="by its first convolution",
     )
+    repeatable = "; repeatable" if several else ""
     options = [
         option(
             "--model NAME",
@@ -511,7 +512,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
             "person-segmenter, a "
             "torchvision name, timm:NAME, or your own as package.module:factory, "
             "./file.py:factory, or a file of "
-            "TorchScript, torch.export (.pt2) or ONNX" + "; repeatable" * several,
+            f"TorchScript, torch.export (.pt2) or ONNX{repeatable}",
             multiple=several,
             shell_complete=models,
         ),
@@ -529,7 +530,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
         option(
             "--size PIXELS",
             "side of the model's input, or its HEIGHTxWIDTH",
-            type=lambda text: numbers(text, int, "[x×,]"),
+            type=lambda text: numbers(text, kind=int, separators="[x×,]"),
         ),
         option(
             "--crop PART",
@@ -554,7 +555,7 @@ def model_options(*, several: bool = False, colours: bool = True) -> Callable[[F
         option(
             "--bands NUMBERS",
             "of images of several bands, which are red, green and blue in pictures, as 4,3,2",
-            type=lambda text: numbers(text, int, several=True),
+            type=lambda text: numbers(text, kind=int, several=True),
             default="",
             show_default="1,2,3",
         ),

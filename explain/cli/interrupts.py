@@ -29,7 +29,8 @@ def after_imports() -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     replaced = {number: old for number, old in defaults.items() if signal.getsignal(number) is old}
-    # Python lets only the main thread set handlers
+    # Python lets only the main thread set handlers; and a caller with a handler of Ctrl-C decides
+    # about interrupts itself
     if not is_main or signal.SIGINT not in replaced:
         yield
         return
@@ -42,7 +43,7 @@ def after_imports() -> Iterator[None]:
         if waiting_since is None:
             waiting_since = time.monotonic()
         if not _is_importing(frame) or time.monotonic() - waiting_since > LONGEST:
-            waiting_since = None
+            waiting_since = None  # another interrupt has its own time to wait
             raise TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
         timer = threading.Timer(POLL, _thread.interrupt_main, [number])
         timer.daemon = True

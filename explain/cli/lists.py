@@ -29,6 +29,7 @@ def list_methods(answer: Output, pattern: str | None) -> None:
     from explain.methods.base import FAMILIES, get_method, innermost_method, options
 
     methods = list(map(get_method, _matching(explain.list_methods(), pattern, "method")))
+    # the last is the longest of the wrappers below
     width = max(len(name) for name in [*(method.name for method in methods), "augmented(METHOD)"])
     for family in FAMILIES:
         # a method that wraps another stands with that one

@@ -478,7 +478,13 @@ class PhotoWork:
         stem = self._with_target(stem, explanation)
         html = None
         if options.html:
-            html = self.sheet.page(explanation, f"{stem}.html", tables, str(self.model), bar)
+            html = self.sheet.page(
+                explanation,
+                name=f"{stem}.html",
+                tables=tables,
+                model=str(self.model),  # in the title, where there are several
+                bar=bar,
+            )
         drawing = ("largest_side", "style", "alpha", "colormap")
         save_options: dict[str, Any] = {name: getattr(options, name) for name in drawing}
         save_options["overwrite"] = options.force
@@ -570,6 +576,7 @@ class PhotoWork:
             options.baseline,
         ]
         keys = {}
+        # under the names that an explanation has for them
         methods = by_name(self.methods, get_method, MethodError, "method", tell_apart=True)
         for name, method in methods.items():
             # what was asked for is the group, whatever methods it has

@@ -25,7 +25,8 @@ def methods_of(
     context: click.Context, options: SimpleNamespace
 ) -> "tuple[str | None, list[Method]]":
     """A group's name and no methods, or None and the methods, each once; "gradcam" by default.
-    Typed options that no method uses are refused, those of a file partly set to None.
+    Typed options that none of them uses are refused; those of a file of defaults that the library
+    would refuse (the budget, ``alpha``, ``colormap``) become None in ``options``.
     """
     from explain.attribution.pictures import Look
     from explain.attribution.selection import GROUPS
@@ -38,9 +39,13 @@ def methods_of(
         raise UsageError(f"--method {groups[0]} takes the others too; leave them out")
     with as_usage(ExplainError):
         methods = [get_method(name) for name in names if name not in groups]
-        # which refuses an unknown style or colour map; `explain run` has --style alone
-        Look(options.style, getattr(options, "colormap", None), getattr(options, "alpha", None))
+        # It is made for its checks alone: it refuses an unknown style or colour map, and options
+        # that the style does not have. `explain run` has --style, and not the other two.
+        colormap = getattr(options, "colormap", None)
+        Look(options.style, colormap=colormap, alpha=getattr(options, "alpha", None))
     if groups:
+        # its methods are chosen once the model is known: until then, nobody can say which options
+        # they use
         return groups[0], []
     _refuse_unheeded(context, options, methods)
     return None, list(dict.fromkeys(methods))
@@ -67,7 +72,7 @@ def _refuse_unheeded(
     reruns = any(isinstance(need, repeated) for method in methods for need in method.needs)
     evaluates = bool(options.metric or getattr(options, "check", False))
     has_layer = any(uses_layer(method) or method.layer_optional for method in methods)
-    # a style that was typed has one: otherwise `Look` has refused it in `methods_of`
+    # a style that was typed has colours: `Look` in `methods_of` refuses a colour map for others
     has_colours = bool(options.style) or any(hasattr(style, "colormap") for style in styles)
     effects = {
         "layer": (has_layer, f": no layer is looked at for {names}"),
@@ -84,7 +89,8 @@ def _refuse_unheeded(
             setattr(options, name, None)
     for name, (has_effect, why) in effects.items():
         refuse_without_effect(context, name, why, unless=has_effect)
-        if not has_effect and name in ("alpha", "colormap"):  # it was not typed, but in a file
+        # it was not typed, but is in a file: pictures would be refused with it
+        if not has_effect and name in ("alpha", "colormap"):
             setattr(options, name, None)
 
 
@@ -213,6 +219,7 @@ def thresholds_of(
             for_all = number
     thresholds = of_classes or for_all
     if of_classes and for_all is not None:
+        # the one for all holds for the classes that have none of their own
         thresholds = dict.fromkeys(range(len(categories or ())), for_all) | of_classes
     Predicted(thresholds)  # which refuses numbers beyond 0 to 1
     return thresholds

@@ -97,7 +97,7 @@ def find_photos(
 
 def _files_of(name: str, recursive: bool, apart_from: str) -> Iterator[tuple[str, str]]:
     """Yield the paths that a typed name stands for, each with what is wrong with it, or "". A
-    folder is its photos, without any itself; ``apart_from`` is not searched.
+    folder gives its photos, or itself as a problem if it has none; ``apart_from`` is left out.
     """
     from explain.data.opening import EXTENSIONS, SCANS, photos_in
 
@@ -252,7 +252,7 @@ bar that shows its passes."""
 
 def for_all(photos: Photos, work: Work, answer: Output, verb: str, folder: str = "") -> int:
     """Do ``work`` on each photo, print results, errors and a last line ("explained 3 of 4 photos"),
-    and return the exit code. Stops if files or the first two photos fail alike.
+    and return the exit code. Stops if no file can be written, or the first two photos fail alike.
     """
     paths, problems = photos
     for problem in problems:

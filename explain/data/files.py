@@ -81,7 +81,7 @@ def _unless_printable(match: re.Match[str]) -> str:
 def halved(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return an array divided by its largest magnitude as float16, and that magnitude: half the
     size in files of maps, which are read back as ``values * scale``."""
-    scale = np.float32(np.abs(array).max(initial=0) or 1)
+    scale = np.float32(np.abs(array).max(initial=0) or 1)  # zeros alone are divided by 1
     return (array / scale).astype(np.float16), np.asarray(scale)
 
 

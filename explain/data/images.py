@@ -105,12 +105,12 @@ def load_image(
         if hasattr(image, "is_upright") and (bands is None or hasattr(image, "bands")):
             return image
         if bands is not None:
-            return bands.picture(np.asarray(image), "given")
+            return bands.picture(np.asarray(image), name="given")
         reading = _Reading("image", window, limit)
         return reading.guarded(partial(reading.decode, image, window))
     if isinstance(image, np.ndarray):
         if bands is not None:
-            return bands.picture(image, "given")
+            return bands.picture(image, name="given")
         scan = Scan("the array", as_slices(image))
         reading = _Reading("array", window, limit, stack=stack)
         return reading.guarded(partial(reading.slices_of, scan))
@@ -198,14 +198,15 @@ class _Reading:
 
     def _pages(self, image: Image.Image, file: Any, numbers: Sequence[int]) -> Image.Image:
         """Decode these pages of an opened image."""
+        # at 4 bytes a pixel, as deep greys have
         self.limit.check_bytes(self.name, image.width * image.height * 4 * len(numbers))
         pages = []
         for number in numbers:
             image.seek(number)
             if len(numbers) == 1:
-                return self.decode(image, self.window, file, number)
+                return self.decode(image, self.window, file, page=number)
             is_deep = image.mode in DEEP  # `slices_of` reads such greys of all pages in one range
-            # the window is for `slices_of`, too
+            # without the window, which `slices_of` uses below for all pages
             pages.append(np.asarray(image if is_deep else self.decode(image, None, file)))
         if len({page.shape for page in pages}) > 1:
             raise self.error("must have pages of one size to be read together; name one")
@@ -448,7 +449,7 @@ def _to_rgb(
     has_deep_colors = image.mode not in DEEP and any(
         ";16" in str(tile[-1]) for tile in getattr(image, "tile", ())
     )
-    image.load()
+    image.load()  # after which it has no ``tile`` any more
     colors = None
     if has_deep_colors:
         extrema: Any = image.convert("RGB").getextrema()

@@ -385,6 +385,7 @@ class Inputs:
         best: Path | None = None
         best_rank = -1
         for path, tensor in self._tensors.items():
+            # 2 for an image, 1 for other floats, 0 for the rest; of one rank, the first is taken
             rank = 2 if _is_image(tensor) else int(tensor.is_floating_point())
             if path[: len(wanted_path)] == wanted_path and rank > best_rank:
                 best = path

@@ -135,7 +135,7 @@ def _opened(file: Any, name: str) -> Any:
 def _shape(image: Any, name: str) -> tuple[int, int, int]:
     """The three lengths of an image of nibabel; refused of a series in time or of colours."""
     shape = tuple(map(int, image.shape))
-    lengths = (*shape, 1, 1, 1)
+    lengths = (*shape, 1, 1, 1)  # of two axes, it is a volume of one slice
     if any(length != 1 for length in lengths[3:]) or not len(shape) > 1:
         raise ImageError(
             f"image {name} must be one volume, got shape {shape}; save the one that is meant"

@@ -100,6 +100,7 @@ def hushed() -> Iterator[list[str]]:
         finally:
             os.dup2(standard_error, 2)
             printed.seek(0)
+            # a damaged file may print without end, and `troubles` takes the first remark
             lines += printed.read(10_000).decode("utf-8", "replace").splitlines()
 
 

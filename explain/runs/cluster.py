@@ -195,6 +195,7 @@ def explain_in_pieces(
     else:  # an SQLite file is of a run that is no longer in the folder
         file.unlink(missing_ok=True)
     files: list[str] = []
+    # no further methods or metrics: each Parquet file has all results of its photos
     with locked_run(file), closing(Store(file, job.manifest, more=False)) as store:
         describe(folder, store, files)  # so that the folder can be opened from now on
         call = RunCall(job, store, progress)
@@ -318,9 +319,9 @@ def run_on_ray(
         explain_in_pieces(
             job,
             folder,
-            lambda: _RayActors(ray, job, folder, actors, float(gpus)),
-            per_file,
-            progress,
+            lambda: _RayActors(ray, job, folder, count=actors, gpus=float(gpus)),
+            per_file=per_file,
+            progress=progress,
         )
     return Run(output)
 
@@ -328,11 +329,14 @@ def run_on_ray(
 class _RayActors:
     """`Actors` of Ray, which begin when they are needed."""
 
-    def __init__(self, ray: Any, job: Job, folder: Storage, count: int | None, gpus: float) -> None:
+    def __init__(
+        self, ray: Any, job: Job, folder: Storage, *, count: int | None, gpus: float
+    ) -> None:
         """Check that the cluster has what ``count`` actors with a share ``gpus`` of a GPU need, and
         send it the job; actors start with their first piece.
         """
         if count is None:
+            # as many as the GPUs are enough for or, without a share of these, the processors
             resources = ray.cluster_resources()
             count = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1))
             if count < 1:  # only of GPUs: every cluster has a processor

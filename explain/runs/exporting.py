@@ -90,7 +90,7 @@ def check_table(
 ) -> Path:
     """Return the path of a table that can be written."""
     path = Path(file)
-    # Parquet is for maps, and COCO's results are no rows of photos
+    # Parquet, the first, is for maps alone, and COCO's results are no rows of photos
     endings = MAP_ENDINGS[1:] if photos else (*MAP_ENDINGS, ".json")
     if path.suffix.lower() not in endings:
         raise RunError(
@@ -284,8 +284,8 @@ def _to_parquet(run: StoredRun, path: Path) -> int:
     count = 0
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for first in rows:  # as many rows at once as fit into memory, however large their maps are
-            size = max(1, min(ROWS_AT_ONCE, VALUES_AT_ONCE // max(1, first.values.numel())))
-            together = [with_map(row, metrics) for row in (first, *islice(rows, size - 1))]
+            fitting = max(1, min(ROWS_AT_ONCE, VALUES_AT_ONCE // max(1, first.values.numel())))
+            together = [with_map(row, metrics) for row in (first, *islice(rows, fitting - 1))]
             writer.write_table(arrow.Table.from_pylist(together, schema))
             count += len(together)
     return count

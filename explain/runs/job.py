@@ -116,6 +116,7 @@ class Job:
             window=self.explainer.window,
             stack=self.explainer.sees_volumes,
         )
+        # where photos must come one at a time, whether they influence each other is not asked
         self._independent: bool | None = False if session.alone else None
 
     @property

@@ -233,6 +233,7 @@ def imported(folder: Storage) -> tuple[Path, int]:
     if imported_stamps != stamps:
         if not usable_parts:
             _remove(file)
+        # nothing is explained here, so that it may be a run that cannot be continued
         with closing(Store(file, description["manifest"], compare=False)) as store:
             for name in sorted(new_parts):
                 methods, photos = read_part(folder, name)

@@ -93,7 +93,8 @@ def to_html(
     """
     from explain.insight.mistakes import label_thresholds
 
-    origin = records.ModelOrigin(str(run.manifest["model"]), None, "")
+    # a run knows no more of its model than the name
+    origin = records.ModelOrigin(str(run.manifest["model"]), weights=None, preprocess="")
     code = Reproduction(f"import explain\n\nrun = explain.open_run({str(run.path)!r})\nprint(run)")
     items = []
     failures: dict[str, str] = {}
@@ -165,7 +166,7 @@ class _PhotoOfRun(Subject):
             box=first.box,
             results=tuple({name: of_target[name] for name in methods} for of_target in of_targets),
             input_size=first.input_size,
-            asked=[None] * len(maps),
+            asked=[None] * len(maps),  # targets as the caller's objects, which a run does not have
             detections=first.detections,
             boxes=tuple(rows_by_target[target].detection for target in maps),
             rows=rows,
@@ -226,6 +227,7 @@ def _shown(
     order, count = choice(which)
     reader = PhotoReader(run, source)
     by_photo = groupby(run.rows(order=order), key=lambda row: row.name)
+    # (*rows,) makes a list of the rows of each photo
     for number, (name, (*rows,)) in enumerate(islice(by_photo, count), 1):
         try:
             photo = reader.picture(rows[0])
@@ -282,8 +284,8 @@ class Run(StoredRun):
         from explain.metrics.supported import supports  # slow to load
 
         columns: dict[str, dict[str, list[float]]] = {}
-        first = "SELECT min(id) FROM results GROUP BY photo, method"
-        rows = self.query(f"SELECT method, metrics FROM results WHERE id IN ({first})")
+        of_first_targets = "SELECT min(id) FROM results GROUP BY photo, method"
+        rows = self.query(f"SELECT method, metrics FROM results WHERE id IN ({of_first_targets})")
         for method, text in rows:
             for metric, value in json.loads(text).items():
                 values = columns.setdefault(method, {}).setdefault(metric, [])

@@ -151,13 +151,14 @@ def run(
             f"timeout must be a number of seconds above 0, got {shown(timeout)}; leave it out"
         )
     entries = source_of(source, boxes)
+    has_question = any(part is not None for part in (ask, answer, words))
     job: Job
-    if isinstance(explainer, AnswerExplainer) or (ask, answer, words) != (None, None, None):
+    if isinstance(explainer, AnswerExplainer) or has_question:
         # of these, `AnswerJob` refuses what is given and has no effect
         more: Any = {"target": target, "metrics": tuple(metrics), "boxes": boxes, **options}
         job = AnswerJob(entries, explainer, methods, ask=ask, answer=answer, words=words, **more)
     else:
-        methods = "gradcam" if methods is None else methods
+        methods = "gradcam" if methods is None else methods  # of answers, another is the default
         job = Job(entries, explainer, methods, target, metrics, **options)
     file = Path(output)
     if os.path.isdir(file):  # unlike Path.is_dir, this accepts any name
@@ -165,17 +166,18 @@ def run(
             f"output {path_text(file)!r} must be a file, got a folder; name a file in it, such as "
             "run.sqlite"
         )
-    count = default_workers() if workers is None else workers
+    worker_count = default_workers() if workers is None else workers
     with locked_run(file), closing(Store(file, job.manifest)) as store:
         call = RunCall(job, store, progress)
-        with closing(call.prepared(count, timeout)) as ready:
+        with closing(call.prepared(worker_count, timeout)) as ready:
             call.store_answers(job.explained(call.to_explain(ready)))
     result = Run(file)
-    by_box = [metric.name for metric in job.metrics if metric.needs_object]
-    if by_box and not any(result.query("SELECT 1 FROM photos WHERE boxes IS NOT NULL LIMIT 1")):
+    box_metrics = [metric.name for metric in job.metrics if metric.needs_object]
+    with_boxes = result.query("SELECT 1 FROM photos WHERE boxes IS NOT NULL LIMIT 1")
+    if box_metrics and not any(with_boxes):
         warn(
-            f"no photo has boxes, so that {', '.join(by_box)} has no values; give a source with "
-            "boxes, such as a list"
+            f"no photo has boxes, so that {', '.join(box_metrics)} has no values; give a source "
+            "with boxes, such as a list"
         )
     return result
 
@@ -191,7 +193,7 @@ class RunCall:
         failed and kept; ``_confirmed`` are entries whose new stamps are written at the end.
         """
         stored = Run(store.file)
-        methods = [method.name for method in job.methods or ()]
+        methods = [method.name for method in job.methods or ()]  # of a group, none are known yet
         self.job = job
         self.store = store
         self.stored_photos = stored.identified
@@ -240,6 +242,7 @@ class RunCall:
         for batch in answers:
             failures = [answer for answer in batch if isinstance(answer, Failed)]
             self._failed += len(failures)
+            # not before: a call that explains no photo leaves the run its methods and metrics
             if not self._done and len(failures) < len(batch):
                 names = ("methods", "metrics")
                 self.store.enter_methods(map(method_row, self.job.methods or ()))

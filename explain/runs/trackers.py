@@ -45,6 +45,7 @@ def shown_photos(
     photos of a run are, if they have moved."""
     if isinstance(maps, StoredRun):
         reader = PhotoReader(maps, source)
+        # (*rows,) makes a list of the rows of each photo
         for _, (*rows,) in groupby(maps.rows(), key=lambda row: row.name):
             photo = cache(partial(reader.picture, rows[0]))  # read once, where it is needed
             yield [_of_row(row, photo) for row in rows]
@@ -123,6 +124,7 @@ def to_fiftyone(
         width, height = first.size
         scale = min(1.0, LONGEST / max(width, height))
         map_size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        # the part that maps cover, in a map of that size
         region = Box(*(edge * scale for edge in vars(first.box).values()))
         counts: dict[str, int] = {}
         for one in shown_maps:

@@ -44,7 +44,7 @@ class EndedError(Exception):
 def default_workers() -> int:
     """Return the number of worker processes by default: half of the processors that this process
     may use, since the network needs the others, 1 at least and `MOST` at most."""
-    # on Linux
+    # on Linux; elsewhere it may use all of them
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -86,7 +86,7 @@ def read_ahead(
                 entry = sent.popleft()
                 reason = f"image {entry.name!r} {error}"
                 yield Failed(entry.name, reason, entry.path, stamp=entry.stamp)
-            suspects.extendleft(reversed(sent))
+            suspects.extendleft(reversed(sent))  # in their order, before those not tried yet
             sent.clear()
             continue
         if not one_by_one:  # the source has no more entries, and no suspects are left
@@ -157,7 +157,7 @@ def _loading(
     loader: Any = DataLoader(
         _Reader(preparer),
         batch_size=None,
-        sampler=sent,
+        sampler=sent,  # what it takes for indices are pickled entries, as `_Reader` expects
         num_workers=count,
         prefetch_factor=ahead,
         timeout=TICK,  # after which `_in_time` looks whether to wait on
@@ -226,5 +226,6 @@ def _begin(number: int) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too
+    # it ends the worker at once: a forked process has the parent's handler, as of the command line
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=watch, daemon=True).start()

@@ -108,15 +108,17 @@ def _result(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _summary(value: Any) -> dict[str, Any]:
-    """A tensor's norm and products with cosines of `WAVES` frequencies, over the root of its size:
-    another tensor is noticed, rounding is not. Zeros for no tensor. Manifests keep them.
+    """A tensor's shape, and its norm and products with cosines of `WAVES` frequencies, over the
+    root of its size: another tensor is noticed, rounding is not. Manifests keep them.
     """
     if not isinstance(value, torch.Tensor):
-        return {
-            "shape": value if isinstance(value, str) else type(value).__name__,
-            "numbers": [0.0] * (WAVES + 1),
-        }
+        # What came instead stands in the shape's place: the text of an error from `_result`, or the
+        # name of a type. The zeros make all summaries of one length, as `alike` compares them.
+        instead_of_tensor = value if isinstance(value, str) else type(value).__name__
+        return {"shape": instead_of_tensor, "numbers": [0.0] * (WAVES + 1)}
     flat = value.detach().cpu().double().reshape(-1).nan_to_num()  # NaN would equal nothing
+    # The first wave is 1 everywhere, which gives the plain sum. The others weigh each place in its
+    # own way, so that the same values in another order are noticed too.
     angles = torch.arange(WAVES).double()[:, None] * torch.arange(len(flat))
     # the norm first: by it, `explain.store.manifest.alike` judges how far all numbers are apart
     numbers = torch.cat([flat.norm()[None], angles.cos() @ flat]) / max(1, len(flat)) ** 0.5

@@ -153,6 +153,7 @@ class Row:
     def attribution(self) -> Attribution:
         """The map with its metadata, as a batch of one, for the functions that draw and measure
         attributions."""
+        _, placement = shape_and_placement(self.columns)
         return Attribution(
             method=self.method,
             values=self.values[None],
@@ -163,7 +164,7 @@ class Row:
             style=self.style,
             delta=None if self.delta is None else torch.tensor([self.delta]),
             neutral=self.values.mean()[None] if self.uncentred else None,
-            placement=shape_and_placement(self.columns)[1],
+            placement=placement,
         )
 
     @cached_property
@@ -529,13 +530,12 @@ class StoredRun:
                 table: sum(1 for _ in self._verified(db, table))
                 for table in ("methods", "photos", "results")
             }
-            ended = [
-                json.loads(value) for key, value in self._verified(db, "manifest") if key == "ended"
-            ]
-        for table in ("photos", "results") if ended else ():
-            if counts[table] != ended[0][table]:
+            manifest = {key: json.loads(value) for key, value in self._verified(db, "manifest")}
+        written = manifest.get("ended", counts)  # while a run goes on, any number of rows is right
+        for table in ("photos", "results"):
+            if counts[table] != written[table]:
                 raise self._damaged(
-                    f"it has {counts[table]} {table}, but {ended[0][table]} were written"
+                    f"it has {counts[table]} {table}, but {written[table]} were written"
                 )
         self._checked = file_stamps
 
@@ -565,7 +565,9 @@ class StoredRun:
                     raise self._damaged(f"the map of row {number} has changed since it was written")
                 method = methods[columns["method"]]
                 uncentred = json.loads(method["options"]).get("centred") is False
-                row = row_of(dict(columns), method["style"], uncentred, self._window)
+                row = row_of(
+                    dict(columns), style=method["style"], uncentred=uncentred, window=self._window
+                )
                 yield replace(row, stack=self.manifest.get("stack", False))
 
     def _damaged(self, reason: str) -> RunError:
@@ -599,6 +601,7 @@ class StoredRun:
         if possible: only then does SQLite remove its files beside the database.
         """
         address = self.path.absolute().as_uri()
+        # in both cases, the caller may take the rows in another thread than this one
         try:
             db = sqlite3.connect(f"{address}?mode=rw", uri=True, check_same_thread=False)
             db.execute("PRAGMA query_only = ON")

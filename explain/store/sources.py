@@ -281,6 +281,7 @@ def content_of(item: Any, image: str | None = None, label: str | None = None) ->
             if value is not None and not (isinstance(value, str) and not value.strip())
         }
         usual = {plain_key(key): value for key, value in cells.items()}
+        # of the column that is named, or else (``image`` is None) the first of the usual ones
         photo = cells.get(image, _first(usual, IMAGES))
         if photo is None:
             raise ImageError(
@@ -368,7 +369,9 @@ def as_boxes(value: Any) -> tuple[ObjectBox, ...]:
     rows = value if isinstance(value, Sequence) and isinstance(value[0], (list, tuple)) else [value]
     boxes = []
     for row in rows:
-        label = row[4:] if isinstance(row, (list, tuple)) and isinstance(row[-1], str) else ()
+        # behind the edges; an empty row, refused below, has no last cell
+        has_label = isinstance(row, (list, tuple)) and row and isinstance(row[-1], str)
+        label = row[4:] if has_label else ()
         try:
             edges = [float(edge) for edge in row[: len(row) - len(label)]]
         except (TypeError, ValueError, OverflowError):
@@ -478,7 +481,9 @@ class Photos(Source):
                     stamp=stamp_of(photo),
                     label=as_label(rest[0]) if rest else None,
                 )
-            else:  # an opened picture may have been changed since: it has no stamp
+            # An opened picture may have been changed since: it has no stamp, and is read each time,
+            # with its label.
+            else:
                 path = ""
                 if isinstance(photo, Image.Image):
                     path = path_text(str(getattr(photo, "filename", "") or ""))
@@ -507,7 +512,7 @@ class DataSet(Source):
         """Find the data set behind subsets, the columns of one of Hugging Face, and the names of
         the classes, of which several names of one class are joined by commas."""
         self.items = items
-        self.inner, _ = innermost_dataset(items, 0)
+        self.inner, _ = innermost_dataset(items, place=0)  # the same for each item
         self.is_hugging_face = hasattr(items, "features") and hasattr(items, "column_names")
         self.columns = Columns.of(dict(items.features or {})) if self.is_hugging_face else Columns()
         self.classes = self.columns.classes

@@ -172,6 +172,7 @@ class Store:
         `end` sets again. The caller holds the lock of `locked_run`."""
         self.file = file
         with self.translated():
+            # without an isolation level, only `transaction` begins transactions
             self.db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         try:
             with self.translated():
@@ -180,6 +181,8 @@ class Store:
                     rows = self.db.execute("SELECT key, value FROM manifest")
                     stored = {key: json.loads(value) for key, value in rows}
                     must_agree(stored, manifest, path_text(file), more=more)
+                # Others can read meanwhile, and a loss of power costs the last photos at most. With
+                # its keys, a photo that is deleted takes its results along.
                 for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                     self.db.execute(f"PRAGMA {setting}")
                 self.db.execute("DELETE FROM manifest WHERE key = 'ended'")

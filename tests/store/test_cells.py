@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 from torch.utils.data import Subset
 
-from explain._utils.errors import reason_of
+from explain._utils.errors import ImageError, reason_of
 from explain.data.boxes import Box
 from explain.store.lists import PathIndex, class_columns, coco_rows, shard_names
 from explain.store.manifest import alike, changes_in_words, digest_of_model
@@ -109,6 +109,12 @@ def test_boxes_of_photos() -> None:
     assert boxes_as_text(()) is None
     seen = Box(20, 0, 40, 20)
     assert boxes_on_input([(10, 0, 30, 20)], seen, (10, 10)) == [(0.0, 0.0, 5.0, 10.0)]
+
+
+@pytest.mark.parametrize("boxes", [[[]], [[1, 2, 3, 4], []]])
+def test_a_box_without_edges_is_refused(boxes: list[list[int]]) -> None:
+    with pytest.raises(ImageError, match="boxes must be x0 y0 x1 y1"):
+        as_boxes(boxes)
 
 
 def test_digests_are_the_same_after_reading() -> None:
