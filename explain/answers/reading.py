@@ -116,7 +116,8 @@ class Reader:
                 raise
             if has_template:
                 raise missing_token from error
-            inputs = {}  # of processors that count these tokens
+            inputs = {}  # some processors fail without the photo's token; it is added below
+        # whether the caller or the processor has to write the photo's token is found by trying
         if lacks_image and not has_template:
             with_token = self._processed(photo, f"{token}{prompt}")
             count = self._image_tokens(inputs)

@@ -117,7 +117,9 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
         raise _does_more()
     # the shares of both sides that a crop leaves
     extent = (grid[is_shown].amax(0) - grid[is_shown].amin(0)) / 2
-    size = _seen_size(photo.size, int(is_shown.sum()) / max(float(extent.prod()), LEAST))
+    # how many values there would be of a photo that is not cropped
+    shown_of_whole = int(is_shown.sum()) / max(float(extent.prod()), LEAST)
+    size = _seen_size(photo.size, shown_of_whole)
     canvas = _canvas(photo, size).to(pixels)
     wide = torch.promote_types(pixels.dtype, torch.float32)  # places need more than half precision
     sampling = Sampling(pixels, canvas, grid.to(wide), weights.to(wide))

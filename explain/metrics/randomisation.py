@@ -167,6 +167,7 @@ class MPRT(_MapSimilarity):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """The figure of `MPRT`: the mean similarity ``(N,)`` over the models, with the curve;
         ``numbers`` ``(N, V, k)`` are those of `compare`."""
+        # as `compare` has it: the similarity first, and at the end whether the map is zero
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:  # of each variant the whole map, and of the first one the model's own
