@@ -88,7 +88,7 @@ class Reader:
     @property
     def _image_token(self) -> str | None:
         """The text of the token that stands for a photo in prompts; None where there is none."""
-        if not self.image_ids or self.decodes:
+        if not self.image_ids or self.decodes:  # the photo is not among the tokens
             return None
         for holder in (self.processor, self.tokenizer):
             token = getattr(holder, "image_token", None)
@@ -154,6 +154,7 @@ class Reader:
     def _processed(self, photo: Image.Image, prompt: str | None) -> dict[str, Any]:
         """The processor's inputs of a photo and a prompt, on the model's device and in its
         precision."""
+        # the prompt of a decoder of its own is for the tokenizer alone, below
         words = {} if prompt is None or self.decodes else {"text": prompt}
         try:
             with quiet():

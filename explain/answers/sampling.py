@@ -98,7 +98,8 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
     def positions(side: int, *, across: bool) -> torch.Tensor:
         """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1: by its level in
         pictures that become brighter from left to right (``across``), or downwards."""
-        level = torch.zeros_like(contrast)  # from 0 to 255, the mean over shifted pictures
+        # from 0 to 255: the mean over slightly shifted pictures is finer than their whole levels
+        level = torch.zeros_like(contrast)
         for number in range(SHIFTS):
             shift = (number + 0.5) / SHIFTS - 0.5
             rising = np.round(rising_levels(side) + shift)

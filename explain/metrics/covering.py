@@ -101,14 +101,14 @@ class Covering(ScoreMetric):
 
     def described(self) -> Mapping[str, str]:
         """The name and the summary for what is covered, and what that is compared with."""
-        there = {"elsewhere": "elsewhere", "edges": "at edges", "middle": "in the middle"}
+        places = {"elsewhere": "elsewhere", "edges": "at edges", "middle": "in the middle"}
         name = "uncovering" if self.uncover else "covering"
         if self.against != "elsewhere":
             name += f"-{self.against}"
-        what = "fall of the probability without the marked fifth"
+        measured = "fall of the probability without the marked fifth"
         if self.uncover:
-            what = "probability of the marked fifth alone"
-        return {"name": name, "summary": f"{what}, less that of as much {there[self.against]}"}
+            measured = "probability of the marked fifth alone"
+        return {"name": name, "summary": f"{measured}, less that of as much {places[self.against]}"}
 
     def marked(self, data: MetricInput, maps: torch.Tensor | None = None) -> torch.Tensor:
         """The part ``(N, H, W)`` of each photo that its map marks, or one of ``maps``."""

@@ -118,13 +118,13 @@ class MPRT(_MapSimilarity):
     def described(self) -> Mapping[str, str]:
         """The name, summary and paper for the order, smoothing and share of the layers: "mprt",
         "mprt-bottom", "mprt-upper", "smprt" and so on."""
-        which = {
+        orders = {
             "top": "from the output on",
             "bottom": "from the input on",
             "independent": "one group at a time",
         }
         smooth = " averaged over noise" if self.samples else ""
-        summary = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
+        summary = f"similarity of the map{smooth} while layers are randomised, {orders[self.order]}"
         name = "smprt" if self.samples else "mprt"
         if self.order != "top":
             name += f"-{self.order}"

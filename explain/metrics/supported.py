@@ -95,6 +95,7 @@ def lines_of(support_of_methods: Mapping[str, Support]) -> Iterator[str]:
     rows = []
     for method, support in support_of_methods.items():
         cells = []
+        # what each figure says of a method that it supports
         for name, words in {**DEPENDENCE, BEST: "more than the best map without a model"}.items():
             mark = "✗" if name in support.failed else "✓"
             cells.append(f"{mark} {words} {support.intervals[name]}")
