@@ -208,6 +208,7 @@ class AnswerExplainer:
         """Explain the answer about one photo; words are also scored on an ``other`` photo, to see
         whether they depend on this one."""
         began = time.perf_counter()
+        # True stands for a line on the screen
         line = ProgressLine() if progress is True else None
         if ask is not None and (not isinstance(ask, str) or not ask.strip()):
             raise TargetError(

@@ -83,6 +83,7 @@ class Grounding:
 def grounding_of(altered: Altered, word: int) -> Grounding:
     """Whether a word of the answer, by its number, is grounded."""
     without_words = None
+    # the first row is for the second word, as the first has none before it
     if word and altered.without_all[word - 1, word].isfinite():  # some models need a word before
         without_words = float(altered.without_all[word - 1, word].exp())
     return Grounding(

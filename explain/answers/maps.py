@@ -115,7 +115,7 @@ def _attributed(scorer: Scorer, numbers: Sequence[int], method: MethodLike) -> l
     with collect_warnings(messages):
         try:
             results = attributions(words=True)
-        except MethodError:  # of methods that explain one input
+        except MethodError:  # of methods that explain one input: the photo without the words
             messages.clear()
             results = attributions(words=False)
     for message in dict.fromkeys(messages):
@@ -151,11 +151,12 @@ def _laid(scorer: Scorer, word: int, result: Attribution) -> WordMap:
     )
     if not result.parts:
         return WordMap(attribution, prompt=None, earlier=None)
+    # of each token, the sum over its embedding
     tokens = result.parts[EMBEDDED[0]].values[0].flatten(1).sum(1)
     return WordMap(
         attribution,
-        _sums(tokens, scorer.prompt_words),
-        _sums(tokens, scorer.words[:word]),
+        prompt=_sums(tokens, scorer.prompt_words),
+        earlier=_sums(tokens, scorer.words[:word]),
     )
 
 

@@ -72,8 +72,8 @@ def altered(scorer: Scorer, across: int, baseline: Baseline, other: torch.Tensor
     left_out: list[list[Word]] = [[word] for word in scorer.prompt_words]
     left_out += [[word] for word in scorer.words[:-1]]
     left_out += [list(scorer.words[:word]) for word in later]
-    scores = scorer(torch.cat(photos))
-    scores_without = scores[:0]
+    scores = scorer(torch.cat(photos))  # in the order of `photos`
+    scores_without = scores[:0]  # none, where no word is left out
     if left_out:
         places = torch.stack([scorer.places_of(words) for words in left_out])
         scores_without = scorer(photo.expand(len(places), -1, -1, -1), places)

@@ -88,7 +88,7 @@ class Reader:
     @property
     def _image_token(self) -> str | None:
         """The text of the token that stands for a photo in prompts; None where there is none."""
-        if not self.image_ids or self.decodes:
+        if not self.image_ids or self.decodes:  # the photo is not among the tokens
             return None
         for holder in (self.processor, self.tokenizer):
             token = getattr(holder, "image_token", None)
@@ -116,7 +116,8 @@ class Reader:
                 raise
             if has_template:
                 raise missing_token from error
-            inputs = {}  # of processors that count these tokens
+            inputs = {}  # some processors fail without the photo's token; it is added below
+        # whether the caller or the processor has to write the photo's token is found by trying
         if lacks_image and not has_template:
             with_token = self._processed(photo, f"{token}{prompt}")
             count = self._image_tokens(inputs)
@@ -153,6 +154,7 @@ class Reader:
     def _processed(self, photo: Image.Image, prompt: str | None) -> dict[str, Any]:
         """The processor's inputs of a photo and a prompt, on the model's device and in its
         precision."""
+        # the prompt of a decoder of its own is for the tokenizer alone, below
         words = {} if prompt is None or self.decodes else {"text": prompt}
         try:
             with quiet():

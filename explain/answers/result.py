@@ -340,6 +340,7 @@ class Answered:
         if html:
             files.add_text(f"{name}-answer.html", page_of_answer(self))
         record = self.to_dict()
+        # `slug` leaves nothing of punctuation
         texts = ["mark" if is_punctuation(word.text) else slug(word.text) for word in self.words]
         stems = distinct(f"{name}-{text}" for text in texts)
         for number, (word, path) in enumerate(zip(self.words, stems, strict=True)):

@@ -98,7 +98,8 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
     def positions(side: int, *, across: bool) -> torch.Tensor:
         """Where each value lies along one side of the photo, ``(E,)`` from -1 to 1: by its level in
         pictures that become brighter from left to right (``across``), or downwards."""
-        level = torch.zeros_like(contrast)  # from 0 to 255, the mean over shifted pictures
+        # from 0 to 255: the mean over slightly shifted pictures is finer than their whole levels
+        level = torch.zeros_like(contrast)
         for number in range(SHIFTS):
             shift = (number + 0.5) / SHIFTS - 0.5
             rising = np.round(rising_levels(side) + shift)
@@ -117,7 +118,9 @@ def sampling_of(photo: Image.Image, process: Callable[[Image.Image], torch.Tenso
         raise _does_more()
     # the shares of both sides that a crop leaves
     extent = (grid[is_shown].amax(0) - grid[is_shown].amin(0)) / 2
-    size = _seen_size(photo.size, int(is_shown.sum()) / max(float(extent.prod()), LEAST))
+    # how many values there would be of a photo that is not cropped
+    shown_of_whole = int(is_shown.sum()) / max(float(extent.prod()), LEAST)
+    size = _seen_size(photo.size, shown_of_whole)
     canvas = _canvas(photo, size).to(pixels)
     wide = torch.promote_types(pixels.dtype, torch.float32)  # places need more than half precision
     sampling = Sampling(pixels, canvas, grid.to(wide), weights.to(wide))

@@ -92,6 +92,7 @@ class Scorer:
     def words(self) -> tuple[Word, ...]:
         """The words of the answer, which have a log-probability each."""
         names = self.token_names[self.prompt_length :]
+        # an answer of special tokens alone, which have no names, has each of them as a word
         in_words = words_of(names) if any(names) else [[place] for place in range(len(names))]
         return tuple(self._word(places, self.prompt_length) for places in in_words)
 

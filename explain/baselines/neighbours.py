@@ -16,6 +16,7 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     """Replace pixels ``covered`` ``(b, 1, H, W)`` of ``images`` ``(b, C, H, W)`` by weighted means
     of their neighbours, all at once; the image's mean where all is covered.
     """
+    # on a CPU, as many at a time as its cache holds
     batch_size = (
         max(1, IN_CACHE // images[0].numel()) if images.device.type == "cpu" else len(images)
     )
@@ -29,7 +30,7 @@ def interpolated(images: torch.Tensor, covered: torch.Tensor) -> torch.Tensor:
     mean = torch.where(count > 0, known_mean, images.mean((2, 3), keepdim=True))
     # the system is for differences from the mean: a solution of 0 is right where nothing is known
     right = unknown * _around((images - mean) * kept)
-    held = unknown * _around(kept)
+    held = unknown * _around(kept)  # how strongly known neighbours hold each
     return torch.where(covered, mean + _solved(right, _levels(unknown, held)), images)
 
 

@@ -37,6 +37,7 @@ def image_tokens(
     batch = len(evidence.inputs)
     # attention within windows has a row for each window
     is_by_image = all(len(weights) == batch for weights in maps)
+    # where the photo's tokens are among those of a language model, if one reads them
     joint = evidence.grids.joint
     if joint is not None and maps and is_by_image:
         if not joint.size:
@@ -107,19 +108,22 @@ class RolloutMethod(AttentionMethod):
 def _row_of_score(
     matrix: torch.Tensor, last: AttentionMap, evidence: Evidence, tokens: Sequence[int]
 ) -> torch.Tensor:
-    """The rollout's row ``(N, tokens)`` that the score is read from (mean of several): the class
-    token's if others come first, all rows without others, else by the ``last`` gradient or layout.
+    """The rollout's row ``(N, tokens)`` that the score is read from, or the mean of several; of
+    rows ``matrix`` ``(N, queries, tokens)``, some of which belong to the image's ``tokens``.
     """
-    joint = evidence.grids.joint
+    joint = evidence.grids.joint  # not None where a language model reads the tokens
     rows = matrix.shape[1]
     extra_tokens = rows - len(tokens)
-    # one row: the last attention pooled the tokens
-    if joint is None and (rows == 1 or min(tokens) == extra_tokens):
+    is_pooled = rows == 1  # by the last attention
+    extra_tokens_come_first = min(tokens) == extra_tokens
+    if joint is None and (is_pooled or extra_tokens_come_first):
+        # the pooled row, or that of the class token; without one, the head takes the mean of all
         return matrix.mean(1) if extra_tokens == 0 else matrix[:, 0]
     if joint is not None and last.gradient is None:
         # attention without gradients: the layout of the sequence says where the answer is read
         places = torch.tensor([list(row) for row in joint.read], device=matrix.device)[..., None]
         return matrix.gather(1, places.expand(len(matrix), -1, matrix.shape[2])).mean(1)
+    # elsewhere, the last attention's gradient shows which rows the score is read from
     read = _rows_read(last)
     return (matrix * read).sum(1) / read.sum(1).clamp(min=1)
 
@@ -262,6 +266,7 @@ class GradECLIP(AttentionMethod):
         weights = [attention.weights for attention in maps]
         joint = evidence.grids.joint
         all_tokens = list(range(weights[-1].shape[-1] if weights else 0))
+        # of a text, all tokens in a column; without any attention, `image_tokens` refuses
         tokens, size = (
             (all_tokens, (-1, 1))
             if is_text and all_tokens

@@ -296,7 +296,7 @@ class HiResCAM(ClassActivationMap):
         channels."""
         cam = torch.einsum("nk...,nk...->n...", evidence.gradients, evidence.activations)
         products = evidence.gradients * evidence.activations
-        cam = unless_rounding(cam, products, products.shape[1])
+        cam = unless_rounding(cam, products, count=products.shape[1])
         return cam.clamp(min=0) if self.relu else cam
 
 

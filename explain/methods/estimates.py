@@ -340,8 +340,8 @@ class ScoredSamplesMethod(PerturbationMethod):
 
 
 class SearchMethod(PerturbationMethod):
-    """A method that chooses which perturbed images to run next by the scores so far, of one image
-    after the other."""
+    """A method that chooses which perturbed images to run next by the scores so far, in a search
+    for each image, or one for several."""
 
     def search(self, evidence: Evidence, image: int) -> Search:
         """A new search in one image."""
@@ -360,7 +360,7 @@ class SearchMethod(PerturbationMethod):
 
     def outcome(self, evidence: Evidence) -> Outcome:
         """How many perturbed images were run of each image, and whether its search came to an end.
-        A search in several images shares its runs evenly between them."""
+        The runs of a search for several images count evenly for each of them."""
 
         def of_images(figure: Callable[[Search], float]) -> torch.Tensor:
             """A figure of each search, once for each of its images: ``(N,)``."""

@@ -527,6 +527,7 @@ class RegionSearch(Search):
         if not len(groups):
             return groups
         values = yield from self._values(best_regions & ~groups)
+        # of each region, the value of the set without the group that it is in
         group_of_region = groups.int().argmax(0)
         self._best.without = torch.where(groups.any(0), values[group_of_region], self._best.without)
         good = self._method.good(values)
@@ -544,6 +545,7 @@ class RegionSearch(Search):
         """In the search for evidence sets, make the smallest good set of the candidates ``(P, M)``
         the best set, if it is smaller than the best one by now."""
         good = yield from self._good(sets)
+        # those that are not good count as larger than any set
         sizes = sets.sum(1).masked_fill(~good, sets.shape[1] + 1)
         if int(sizes.min()) < self._best.size:
             self._best.regions = sets[sizes.argmin()]

@@ -80,7 +80,7 @@ RATE = 0.01
 MOMENTUM = 0.9
 WEIGHT = 300.0  # weight of the area against the score, at the first step
 GROWTH = 1.0035  # factor of the weight with each step
-USUAL_STEP = 32  # points of the lattice along the shorter side: 7 pixels of 224
+POINTS = 32  # of the lattice along the shorter side, usually: one in 7 pixels of 224
 
 
 @register
@@ -158,7 +158,7 @@ class _Ascent(Search):
         """
         x = evidence.inputs
         areas = len(method.area)
-        step = method.step or max(1, min(evidence.size) // USUAL_STEP)
+        step = method.step or max(1, min(evidence.size) // POINTS)
         self._method = method
         self._x = x
         self._smooth = SmoothMasks(evidence.size, step, method.sigma or 3.0 * step, like=x)
@@ -258,6 +258,7 @@ class _Ascent(Search):
 def shared(ordered: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Return the ``wanted`` value of each of the sorted masks ``ordered`` ``(b, n)``; nearly equal
     masks share the mean of theirs, since otherwise the sort would decide which pixels grow."""
+    # decimals in which equal values agree, however they were rounded
     digits = 9 if ordered.dtype == torch.float64 else 5
     # the number of the group of equal values that each one is in
     group = torch.zeros_like(ordered, dtype=torch.long)

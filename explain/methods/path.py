@@ -116,7 +116,9 @@ class PathStart(OneForEach):
         """The baseline of each input ``(N, C, H, W)``, for callers without evidence: DeepLIFT's
         reference, and random paths."""
         zero = inputs.new_zeros(len(inputs))
-        return self.perturbed(Evidence(inputs, zero, None, "", Grids(tuple(inputs.shape[2:]))))
+        grids = Grids(tuple(inputs.shape[2:]))
+        # nothing but the inputs is looked at
+        return self.perturbed(Evidence(inputs, zero, classes=None, target="", grids=grids))
 
 
 class Path(Perturbation):
@@ -178,19 +180,19 @@ class StraightPath(Path):
         places of the quadrature."""
         x = evidence.inputs
         start = self.start.perturbed(evidence)
-        points = self._for_samples(0, x)
+        points, _ = self._points_and_weights(x)
         return lambda images, numbers: torch.lerp(start[images], x[images], points[numbers])
 
     def weights(self, evidence: Evidence) -> Build:
-        weights = self._for_samples(1, evidence.inputs)
+        _, weights = self._points_and_weights(evidence.inputs)
         return lambda images, numbers: weights[numbers]
 
-    def _for_samples(self, part: int, x: torch.Tensor) -> torch.Tensor:
-        """For integrated gradients, the points (``part`` 0) or the weights (``part`` 1) of the
-        quadrature ``(steps, 1, ..., 1)``, which broadcast over copies of ``x`` and have its type.
+    def _points_and_weights(self, x: torch.Tensor) -> torch.Tensor:
+        """For integrated gradients, the points and the weights of the quadrature ``(2, steps, 1,
+        ..., 1)``, which broadcast over copies of ``x`` and have its type.
         """
-        numbers = _on_device(self.rule, self.steps, x.dtype, x.device)[part]
-        return numbers.reshape(-1, *[1] * (x.ndim - 1))
+        numbers = _on_device(self.rule, self.steps, x.dtype, x.device)
+        return numbers.reshape(2, -1, *[1] * (x.ndim - 1))
 
 
 @dataclass(frozen=True)

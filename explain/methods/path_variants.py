@@ -179,7 +179,7 @@ class Walk(Search):
         share = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for step in range(self._method.steps):
             point = self._start + share.to(x) * difference
-            sample = given_sample(point, self._image, "points of a path", self._inputs)
+            sample = given_sample(point, self._image, words="points of a path", inputs=self._inputs)
             score_and_gradient = yield Scores(sample, ScoreAndGradient())
             gradient = score_and_gradient[0, 1:].reshape(x.shape)
             further = self._method.further(share, gradient, difference, step)

@@ -172,6 +172,7 @@ class KPCACAM(FeatureMapPattern):
     def _kernel(self, rows: torch.Tensor) -> torch.Tensor:
         """The kernel ``(N, places, places)`` of centred feature maps ``(N, places, C)``."""
         channels = rows.shape[2]
+        # a number that was given, or one over the channels, which "scale" divides by the variance
         gamma: Any = self.gamma if isinstance(self.gamma, float) else 1 / channels
         if self.gamma == "scale":
             variance = rows.square().mean((1, 2), keepdim=True)

@@ -328,6 +328,7 @@ class Felzenszwalb(Regions):
         if the image were of 224 x 224 pixels."""
         _check_images("Felzenszwalb", image)
         area = image[0].numel() / USUAL_AREA
+        # as XRAI's authors call scikit-image: colours from -1 to 1, the scale divided by 255
         smooth = blurred(2 * to_unit(image[None])[0] - 1, self.sigma)
         return joined_pixels(smooth, self.scale / 255 * area, max(1, round(self.least * area)))
 
@@ -374,7 +375,8 @@ def joined_pixels(image: torch.Tensor, scale: float, least: int) -> torch.Tensor
             alike = weight < min(
                 largest_within[a] + scale / sizes[a], largest_within[b] + scale / sizes[b]
             )
-            if min(sizes[a], sizes[b]) < least if by_size else alike:
+            joins = min(sizes[a], sizes[b]) < least if by_size else alike
+            if joins:
                 roots[b] = a
                 sizes[a] += sizes[b]
                 largest_within[a] = weight  # differences come in order: none was larger

@@ -383,6 +383,7 @@ class FullGrad(Method):
         input_terms = evidence.inputs * evidence[InputGradients()]
         if not evidence.size:  # an input beside the image that is no picture
             return input_terms.abs()
+        # biases ``(N, C)``, such as those of the head, lie nowhere
         bias_maps = (
             self._map(term, evidence.size) for term in evidence[BiasTerms()] if term.ndim > 2
         )

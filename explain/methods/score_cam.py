@@ -78,6 +78,7 @@ class ScoreWeightedMethod(ScoredSamplesMethod):
             """
             if not evidence.size:  # an input beside the image that is no picture
                 return x[images]
+            # where the cells look in each of these images, which may differ
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
             # the runs of a map follow each other: the remainder says which one it is
             return self.masked(x[images], a[images, channel], numbers % self.times, places)
@@ -450,7 +451,7 @@ class ViTCX(ScoredSamplesMethod):
     def tried(self) -> "ViTCX":
         """The method with all maps in one cluster: few runs that still show whether a network
         fits."""
-        return replace(self, distance=4.0)
+        return replace(self, distance=4.0)  # one minus a cosine is 2 at most
 
     def count(self, channels: int, size: tuple[int, ...]) -> int:
         return 2 * channels
@@ -485,6 +486,7 @@ class ViTCX(ScoredSamplesMethod):
             """The photos for cluster maps ``(b, h, w)``; even numbers are the masked photo, odd
             ones the whole photo with the noise.
             """
+            # where the cells look in each of these images, which may differ
             places = placement and placement.converted(lambda centres: centres[images.cpu()])
             keep = masks(maps, evidence.size, places)
             added = noises(self.seed, numbers // 2, x[0])

@@ -31,8 +31,9 @@ CHOICES = (
 )
 """What is compared by its likelihood: the reach of what regions do together, as `_together` says,
 and the variance of it in units of what they do alone."""
-REST = 1e-6  # the least variance of each pair on its own
-ENOUGH = 512  # pairs that tell how large they are
+# the least variance of each pair on its own, without which covariances would have no inverse
+REST = 1e-6
+ENOUGH = 512  # pairs that tell which variances are likely
 # variances whose log-likelihood is less than this below the best could as well be true
 PLAUSIBLE = 3.0
 TESTED = 12  # pairs, at least, that a fit has to predict before its error is believed
@@ -112,6 +113,8 @@ class _Fit:
         regions = signs.shape[1]
         together_covariances, _ = _value_covariances(regions, self.reach)
         rest_covariances, _ = _value_covariances(regions, 1.0)
+        # alone, a region adds w where it is seen, and -w where not, with a variance of 1 / M: its
+        # value, the difference, is 2 w
         by_alike = [
             2 / regions + self.together * of_together + REST * of_rest
             for of_together, of_rest in zip(together_covariances, rest_covariances, strict=True)
@@ -264,7 +267,7 @@ def _coalitions(regions: int, pairs: int, generator: torch.Generator) -> Iterato
     order, smallest and largest first, if ``pairs`` are few; then random ones, at most half of whose
     regions are seen. Their sizes are spread as evenly as can be by a sequence of equal gaps.
     """
-    if pairs < 2 * regions:
+    if pairs < 2 * regions:  # few pairs tell most where one order uncovers each region once
         positions = torch.randperm(regions, generator=generator, device="cpu").argsort()
         for size in sorted(range(1, regions), key=lambda size: min(size, regions - size)):
             yield positions < size
@@ -399,7 +402,7 @@ class Permutations(CoalitionDesign):
         """The coalitions ``(P, M)``, true for a region that is seen: for each random order and then
         its reverse, the M - 1 coalitions that uncover regions one after the other.
         """
-        if regions < 2:
+        if regions < 2:  # the value of a single region needs no run
             return torch.zeros(0, regions, dtype=torch.bool, device="cpu")
         if self.samples < (least := self.unit(regions)):
             raise MethodError(
@@ -598,7 +601,7 @@ class PartitionSHAP(SearchMethod):
         samples: how many covered photos, at most.
         baseline: what takes the place of what is covered: one of `explain.baselines`, or its name.
         score: explain the ``logit``, or the ``probability`` of the class.
-        seconds: stop after so many seconds, which the images share; each target has as many.
+        max_seconds: stop after so many seconds, which the images share; each target has as many.
 
     Returns:
         ``(N, H, W)`` in units of the score; the values of all pixels add up to :math:`y(x) -

@@ -101,14 +101,14 @@ class Covering(ScoreMetric):
 
     def described(self) -> Mapping[str, str]:
         """The name and the summary for what is covered, and what that is compared with."""
-        there = {"elsewhere": "elsewhere", "edges": "at edges", "middle": "in the middle"}
+        places = {"elsewhere": "elsewhere", "edges": "at edges", "middle": "in the middle"}
         name = "uncovering" if self.uncover else "covering"
         if self.against != "elsewhere":
             name += f"-{self.against}"
-        what = "fall of the probability without the marked fifth"
+        measured = "fall of the probability without the marked fifth"
         if self.uncover:
-            what = "probability of the marked fifth alone"
-        return {"name": name, "summary": f"{what}, less that of as much {there[self.against]}"}
+            measured = "probability of the marked fifth alone"
+        return {"name": name, "summary": f"{measured}, less that of as much {places[self.against]}"}
 
     def marked(self, data: MetricInput, maps: torch.Tensor | None = None) -> torch.Tensor:
         """The part ``(N, H, W)`` of each photo that its map marks, or one of ``maps``."""
@@ -127,7 +127,7 @@ class Covering(ScoreMetric):
         """The photos without the marked part, by each baseline, and then without what it is
         compared with; with ``uncover``, those with nothing else."""
         side = min(data.size[-2:])
-        strong_blur = Blur(2 * (side // 8) + 1, max(1.0, side / 12))
+        strong_blur = Blur(kernel=2 * (side // 8) + 1, sigma=max(1.0, side / 12))
         kept = [areas if self.uncover else ~areas for areas in self.areas(data)]
         return [
             ScoreRequest(covered_by_masks(areas, baseline), self.score)
@@ -136,8 +136,10 @@ class Covering(ScoreMetric):
         ]
 
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
-        marked = (scores[0] + scores[1])[:, 0] / 2
-        elsewhere_scores = (scores[2] + scores[3]) / 2
+        # in the order of `requests`: by the mean colour and the blur each
+        marked_mean, marked_blur, others_mean, others_blur = scores
+        marked = (marked_mean + marked_blur)[:, 0] / 2
+        elsewhere_scores = (others_mean + others_blur) / 2
         difference = elsewhere_scores.mean(1) - marked
         value = -difference if self.uncover else difference
         parts = {

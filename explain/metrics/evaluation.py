@@ -204,7 +204,7 @@ class Table(Mapping[str, Mapping[str, torch.Tensor]]):
         """Return the printed table for LaTeX, with the rules of the package booktabs."""
         head, *rows = [[_latex(cell) for cell in row] for row in self._rows]
         lines = [" & ".join(row) + r" \\" for row in (head, *rows)]
-        lines[1:1] = [r"\midrule"]
+        lines.insert(1, r"\midrule")
         begin = rf"\begin{{tabular}}{{l{'r' * len(self.metrics)}}}"
         return "\n".join([begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -499,13 +499,14 @@ class _Evaluation:
         stand_in = torch.rand(one.inputs.x[:, 0].shape, generator=seeded(0))
         data = one.context.data("map", stand_in, score)
         samples = 0
-        for metric in one._of_kind(ScoreMetric):
-            for request in metric.requests(data):
+        for score_metric in one._of_kind(ScoreMetric):
+            for request in score_metric.requests(data):
                 samples += len(one.context.samples_of(request.of).owners)
-        variants: dict[Variant, None] = {}
-        for again in one._of_kind(ReattributionMetric):
-            variants |= dict.fromkeys(again.variants(one.context, data))
+        variants = set[Variant]()  # equal ones of several metrics run once
+        for metric in one._of_kind(ReattributionMetric):
+            variants.update(metric.variants(one.context, data))
         options: Any = {**self.options, "progress": None}
+        # the passes of each method for the maps of all photos
         costs = {
             name: photos * plan(self.model, one.inputs, method, target=target, **options).cost()
             for name, source in self.sources.items()
@@ -513,6 +514,7 @@ class _Evaluation:
         }
         perturbed = float(photos * len(self.sources) * samples)
         made_again = len(variants) * sum(costs.values())
+        # methods whose maps are given run for variants only
         maps = sum(cost for name, cost in costs.items() if name not in self.given_maps)
         passes = maps + perturbed + made_again
         return EvaluationPlan(maps, perturbed, made_again, seconds=passes * seconds_of_pass)
@@ -553,7 +555,8 @@ class _Evaluation:
         """Run the model on the perturbed photos of all score requests, equal photos once, and
         return the evidence in which `ScoreRequest.scores` finds the scores."""
         needs = frozenset(need for request in requests for need in request.needs)
-        passes = Plan({"metrics": needs_at(needs, [])}, 1, len(self.inputs))
+        # needs about the scores, at no layer
+        passes = Plan({"metrics": needs_at(needs, [])}, targets=1, images=len(self.inputs))
         (evidence_of,) = gather(self.model, self.inputs, passes, [self.resolved], self.settings)
         return evidence_of(None)
 

@@ -245,11 +245,15 @@ class ROAD(_ShareCurve):
     def __call__(self, data: MetricInput, scores: Sequence[torch.Tensor]) -> MetricResult:
         """The figure of `ROAD`: half of LeRF minus MoRF, on average over the shares ``(N,)``; with
         margins, also whether the class still was the best."""
-        curve = (scores[1] - scores[0]) / 2
-        parts = {"morf": scores[0], "lerf": scores[1]}
-        if len(scores) > 2:
-            parts |= {"morf hits": scores[2] > 0, "lerf hits": scores[3] > 0}
-        return MetricResult(curve.mean(1), curve, torch.tensor(self.percentiles) / 100, parts)
+        morf, lerf, *margins = scores
+        curve = (lerf - morf) / 2
+        parts = {"morf": morf, "lerf": lerf}
+        if margins:
+            morf_margin, lerf_margin = margins
+            parts |= {"morf hits": morf_margin > 0, "lerf hits": lerf_margin > 0}
+        return MetricResult(
+            curve.mean(1), curve, at=torch.tensor(self.percentiles) / 100, parts=parts
+        )
 
 
 @register
@@ -522,10 +526,12 @@ class IROF(ScoreMetric):
         that is left ``(N,)``; photos with fewer superpixels have shorter curves."""
         first = scores[0][:, :1]
         curve = scores[0] / torch.where(first == 0, 1, first)
-        last_numbers = superpixels(data.images, self.segments).flatten(1).amax(1).tolist()
+        last_numbers = superpixels(data.images, self.segments).flatten(1).amax(1)
+        # from none covered to all, whose number is that of the last superpixel and one
+        step_counts = (last_numbers + 2).tolist()
         areas = [
-            area_under_curve(row[None, : last + 2], range(last + 2))
-            for row, last in zip(curve, last_numbers, strict=True)
+            area_under_curve(row[None, :steps], range(steps))
+            for row, steps in zip(curve, step_counts, strict=True)
         ]
         return MetricResult(by_original(self, data, 1 - torch.cat(areas), scores[0]), curve)
 
@@ -601,4 +607,5 @@ class Monotonicity(_StepCurve):
         0 ``(N,)``, and the share of steps in which it does not."""
         not_falling = (scores[0].diff(dim=1) >= 0).to(scores[0])
         shares = 1 - torch.tensor(self.counts(data)) / data.pixels
-        return MetricResult(not_falling.amin(1), scores[0], shares, {"share": not_falling.mean(1)})
+        parts = {"share": not_falling.mean(1)}
+        return MetricResult(not_falling.amin(1), curve=scores[0], at=shares, parts=parts)

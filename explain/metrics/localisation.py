@@ -110,7 +110,7 @@ class MaxBoxAccV2(LocalisationMetric):
         overlaps = torch.stack(best).to(data.maps.values)
         value = overlaps.new_tensor([self.of_data_set(row[None]) for row in overlaps])
         at = torch.arange(self.thresholds, dtype=torch.float64) / self.thresholds
-        return MetricResult(value, overlaps, at, {"overlaps": overlaps})
+        return MetricResult(value, curve=overlaps, at=at, parts={"overlaps": overlaps})
 
     def of_data_set(self, overlaps: torch.Tensor) -> float:
         """The published figure, from the best overlaps ``(N, T)`` of all photos of a data set."""

@@ -66,7 +66,7 @@ class Maps:
         if isinstance(source, Attribution) and source.frames_first:
             values = values.transpose(1, 2)  # channels first, as metrics have the images
         if size[0] == 1 and values.ndim in (2, 3) and values.shape[1] != 1:
-            values = values.unsqueeze(-2)  # of signals (N, l) or (N, C, L)
+            values = values.unsqueeze(-2)  # of signals, images of one row: (N, l) or (N, C, L)
         of_channels = tuple(values.shape[2:]) == size
         is_map = values.ndim == images.ndim - 1 or of_channels
         if not is_map or len(values) != len(images) or 0 in values.shape:

@@ -61,7 +61,7 @@ def tables_of(
     for index in range(len(subject.results)):
         maps = subject.on_input(index)
         maps_or_methods: Any = maps
-        if runs_again:
+        if runs_again:  # the method is needed beside its map
             maps_or_methods = {
                 name: attribution.applied(methods) for name, attribution in maps.items()
             }

@@ -118,13 +118,13 @@ class MPRT(_MapSimilarity):
     def described(self) -> Mapping[str, str]:
         """The name, summary and paper for the order, smoothing and share of the layers: "mprt",
         "mprt-bottom", "mprt-upper", "smprt" and so on."""
-        which = {
+        orders = {
             "top": "from the output on",
             "bottom": "from the input on",
             "independent": "one group at a time",
         }
         smooth = " averaged over noise" if self.samples else ""
-        summary = f"similarity of the map{smooth} while layers are randomised, {which[self.order]}"
+        summary = f"similarity of the map{smooth} while layers are randomised, {orders[self.order]}"
         name = "smprt" if self.samples else "mprt"
         if self.order != "top":
             name += f"-{self.order}"
@@ -167,6 +167,7 @@ class MPRT(_MapSimilarity):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """The figure of `MPRT`: the mean similarity ``(N,)`` over the models, with the curve;
         ``numbers`` ``(N, V, k)`` are those of `compare`."""
+        # as `compare` has it: the similarity first, and at the end whether the map is zero
         curve = numbers[..., 0]
         zeros = numbers[..., -1]
         if self.samples:  # of each variant the whole map, and of the first one the model's own

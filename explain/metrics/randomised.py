@@ -1,5 +1,6 @@
 """Copies of a model with reinitialised layers."""
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def layer_groups(layers: Sequence[str], steps: int | None) -> list[list[str]]:
     """Cut the names of layers, in forward order, into ``steps`` groups of neighbours, of one size
     but for rounding; None makes each layer a group."""
     count = len(layers) if steps is None else min(steps, len(layers))
-    ends = [-(-len(layers) * k // count) for k in range(count + 1)]
+    ends = [math.ceil(len(layers) * k / count) for k in range(count + 1)]
     return [list(layers[start:end]) for start, end in pairwise(ends)]
 
 
@@ -236,6 +237,7 @@ def _reset(layer: Layer) -> None:
     parametrizations, weight norm, spectral norm or pruning compute them from.
     """
     module = layer.module
+    # some modules of torch, such as those of attention, have the name with an underscore
     reset = "reset_parameters" if hasattr(module, "reset_parameters") else "_reset_parameters"
     if not callable(getattr(module, reset, None)):
         return

@@ -174,7 +174,7 @@ class RelativeStability(_NoisyCopies):
     def __call__(self, data: MetricInput, numbers: torch.Tensor) -> MetricResult:
         """The largest ratio ``(N,)`` of relative changes of the map and of the photo or scores,
         over noisy copies that keep their class; ``numbers`` has ``(N, 1 + samples, 2 + K)``."""
-        # the photo itself comes first
+        # the photo itself comes first; of each, changes of map and photo, then the class scores
         logits = numbers[:, 0, 2:]
         noisy = numbers[:, 1:]
         map_change = noisy[..., 0]

@@ -26,7 +26,8 @@ CHECK = (
 """The metrics that "check" stands for; of many photos, fewer places suffice than of one."""
 
 DEPENDENCE = {"mprt-upper": "model", "randomlogit": "class"}
-"""Metrics whose figures must be below `SIMILAR`, and what they say that maps depend on."""
+"""Metrics of how alike maps are for a random model and for other classes, whose figures must be
+below `SIMILAR`, and what they then say that maps depend on."""
 
 EFFECTS = ("covering", "covering-edges", "covering-middle")
 """Paired differences to maps without a model: the same map elsewhere, edges, and the middle."""
@@ -34,6 +35,7 @@ EFFECTS = ("covering", "covering-edges", "covering-middle")
 BEST = "best"
 """The difference to whichever of these three does best on a photo; it must be above 0."""
 
+TOO_FEW = "photos"
 
 FEWEST = 10
 """Photos below which nothing is supported: an interval of a few figures rests on their being
@@ -50,15 +52,21 @@ class Support:
 
     @property
     def failed(self) -> list[str]:
-        """What does not support it: "mprt-upper", "randomlogit", "best"; "photos" if there are
-        fewer than ten of them."""
-        # "not below" and "not above": an end that is NaN, of too few figures, fails too
-        failed = [name for name in DEPENDENCE if not self.intervals[name].high < SIMILAR]
-        # maps that know the photo alone would have to beat the best of three maps without a model
-        if not self.intervals[BEST].low > 0:
+        """What does not support it, by name: the metrics in `DEPENDENCE` that find the map alike
+        without the model or the class, `BEST`, and `TOO_FEW` photos."""
+        failed = []
+        # where there are too few figures, ends are NaN, which is neither below nor above: it fails
+        for metric in DEPENDENCE:
+            maps_differ = self.intervals[metric].high < SIMILAR
+            if not maps_differ:
+                failed.append(metric)
+        # how much more the score falls without what the map marks than without what the best of
+        # three maps that ask no model marks: at 0, the method finds no more than these
+        finds_more = self.intervals[BEST].low > 0
+        if not finds_more:
             failed.append(BEST)
         if any(interval.count < FEWEST for interval in self.intervals.values()):
-            failed.append("photos")
+            failed.append(TOO_FEW)
         return failed
 
     @property
@@ -87,6 +95,7 @@ def lines_of(support_of_methods: Mapping[str, Support]) -> Iterator[str]:
     rows = []
     for method, support in support_of_methods.items():
         cells = []
+        # what each figure says of a method that it supports
         for name, words in {**DEPENDENCE, BEST: "more than the best map without a model"}.items():
             mark = "✗" if name in support.failed else "✓"
             cells.append(f"{mark} {words} {support.intervals[name]}")

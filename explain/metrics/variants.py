@@ -109,7 +109,8 @@ class ModelContext:
         """The perturbed images."""
         grids = Grids(tuple(self.images.shape[2:]))
         score = self.images.new_zeros(len(self.images))
-        return perturbation.rows(Evidence(self.images, score, None, "", grids))
+        # nothing but the images is looked at
+        return perturbation.rows(Evidence(self.images, score, classes=None, target="", grids=grids))
 
     @property
     def count(self) -> int | None:
@@ -313,6 +314,7 @@ def _run(
         layer_names = None if layers is None else [prefix + layer for layer in layers]
         settings: Any = {**options, "layer": layer_names, "fuse": fuse, "progress": None}
         settings["placement"] = placed
+        # warnings would be about maps that nobody sees
         with muted(), intervene(model, interventions):
             request = requested(
                 model,
@@ -332,6 +334,10 @@ def _run(
                 attribution = attributions[number if classes else 0][wrapped.name][samples]
                 maps = Maps.of(name, attribution, images[samples])
                 result[name] = VariantResult(
-                    variants[number], maps, images[samples], attribution.score, attribution.logits
+                    of=variants[number],
+                    maps=maps,
+                    images=images[samples],
+                    score=attribution.score,
+                    logits=attribution.logits,
                 )
     return results
