@@ -93,7 +93,8 @@ def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None])
                 origins = of_result.expand(result.shape).flatten().long()
                 images = images.expand(result.shape).flatten()[origins > 0]
                 origins = origins[origins > 0] - 1
-                filled[origins] = filled[origins].maximum(images)
+                filled[origins] = filled[origins].maximum(images)  # no image is -1
+        # labels count from 1 on, and numbers from 0
         numbers_by_value[source] = _filled(filled.reshape(source.shape) + 1) - 1
 
 
