@@ -441,6 +441,7 @@ def _of_images(
         return summed(term, labels, count)[:, None], None
     if constant.attention is not None and term.ndim == 3:  # it has the tokens first
         grid = forward.grids.of_layer(constant.attention)
+        # a single image has no numbers, but its dimension has size 1
         if has_images_second or (count == 1 and term.shape[1] == 1):
             term = term.transpose(0, 1)
         if grid is None:
@@ -451,11 +452,9 @@ def _of_images(
     if labels is not None and has_images_second and is_ambiguous:
         term, labels = _images_first(term, labels, count)
     shape = tuple(term.shape)
-    layer = (
-        None
-        if constant.module is None
-        else name_of_call(constant.module, constant.call, forward.model)
-    )
+    layer = None
+    if constant.module is not None:
+        layer = name_of_call(constant.module, constant.call, forward.model)
     # added outside of all modules to a map with its channels last, which no layer's grid tells
     if (
         layer is None
@@ -464,13 +463,14 @@ def _of_images(
         and len(forward.grids.size) == term.ndim - 2
     ):
         return term.movedim(-1, 1), None
+    # what is added to tokens outside of all modules is known by its memory
     storage = constant.storage if layer is None else None
     has_map = term.ndim > 2 and constant.lies_on_input
     grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
         return _on_grid(term, grid)
-    # no map: the values of an image must follow each other, as many of each image; beside other
-    # inputs, more values than images may be of something else
+    # no map: the values of an image must follow each other, as many of each image, unless the shape
+    # shows images second; beside other inputs, more values than images may be of something else
     looks_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if (
         not looks_second

@@ -112,7 +112,7 @@ many kinks the first ones may say something else than the gradient."""
 _UNSEEN = 0.25
 """The share of a change of the score from which on gradients leave something out."""
 _ROUNDING = 1000
-"""How many of the last bits of one may be rounding errors, where all scores are."""
+"""Changes up to so many last bits of the number one are none where all scores are near 0."""
 
 
 def follows_contrast(
@@ -139,7 +139,7 @@ def follows_contrast(
     explained = slice(None) if resolved.image is None else resolved.image
     score = resolved.score.detach()[explained]
     magnitude = score.abs().sum()
-    rounding = _ROUNDING * torch.finfo(magnitude.dtype).eps
+    rounding_near_zero = _ROUNDING * torch.finfo(magnitude.dtype).eps
 
     def total(share: float) -> Tensor:
         """The sum of the scores with another contrast."""
@@ -152,7 +152,7 @@ def follows_contrast(
         """How far a change may be from the expected one."""
         # by a share of the change, or of the scores, since changes far below these tell nothing
         largest = torch.maximum(change.abs(), expected.abs())
-        return torch.maximum(_UNSEEN * largest, 0.1 * magnitude).clamp(min=rounding)
+        return torch.maximum(_UNSEEN * largest, 0.1 * magnitude).clamp(min=rounding_near_zero)
 
     return _are_expected(total, _CONTRASTS, score.sum(), expected, allowed)
 

@@ -254,8 +254,9 @@ class InputRerun:
         self._reads_scores = has_scores and all(
             resolved.classes is not None for resolved in context.targets
         )
-        graph = self._inner.whole or bool(self._inner.layers)
-        self.samples_at_once = context.samples_at_once(self._way_to_run, graph=graph)
+        # where gradients are taken of samples, in the inputs or a layer, outputs stay in memory
+        keeps_graph = self._inner.whole or bool(self._inner.layers)
+        self.samples_at_once = context.samples_at_once(self._way_to_run, graph=keeps_graph)
         self._faster_call = self._find_faster_call()
         if self._faster_call is not None and context.settings.batch_size is None:
             self.samples_at_once *= INCREMENTAL_SAMPLES
