@@ -97,6 +97,7 @@ class TargetAccumulators:
             find_probability=resolved.of_samples(images).probability,
         )
         sample_images = images[first : first + len(indices)]
+        # class scores are the same evidence for every layer and input
         return self.read(sample_images, indices, lambda *place: evidence, first)
 
     @property
@@ -139,6 +140,7 @@ class TargetAccumulators:
         """Which of some samples are still needed, as truth values ``(P,)``, by their images
         ``owners``; None for all. The others are never run."""
         done = [self._accumulators[need].done() for need in self._unfinished]
+        # None: the need takes samples of all images until it has enough
         done_images = [is_done for is_done in done if is_done is not None]
         needs_all_images = len(done_images) < len(done)
         if not done or needs_all_images:

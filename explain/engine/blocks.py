@@ -112,16 +112,18 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
     # a layer that is known by its name has its grid whatever the shape
     block_grids = [grids.grid((len(inputs), 0, 0), name) for name in blocks]
     image_dim = 1 if any(grid is not None and grid.of_images for grid in block_grids) else 0
+    token_dim = 1 - image_dim
     starts: list[Tensor] = []
     means: list[Tensor] = []
     nodes: list[Any] = []
-    """Where in the graph each block's result is."""
+    """Where in the graph each block's result is: `start` checks that the next block follows from
+    it."""
 
     def start(value: Any) -> Tensor:
         """A new leaf with the tokens that a block is given, to which its gradients go."""
         tokens = _tokens(value)
-        # unless it is computed from what the block before has given
-        if nodes and not Reach([], nodes[-1:]).of(tokens.grad_fn):
+        # all but the first must be given what is computed from the result of the one before
+        if nodes and not Reach([], ends=[nodes[-1]]).of(tokens.grad_fn):
             raise MethodError(
                 "legrad must have blocks that follow each other, got others; use attnlrp"
             )
@@ -129,15 +131,17 @@ def attention_gradients(model: nn.Module, inputs: Inputs, target: Any) -> list[T
         return starts[-1]
 
     def end(value: Any) -> Tensor | None:
-        """Note the mean token that a block gives; at the last block, the means of all, each
-        repeated for all tokens, in one batch."""
+        """Note the mean token that a block gives, repeated for all tokens; at the last block, give
+        the means of all blocks in one batch, in the place of its output."""
         tokens = _tokens(value)
         if means and tokens.shape != means[0].shape:
             raise MethodError(
                 f"legrad must have blocks of one size, got also {tuple(tokens.shape)}; use attnlrp"
             )
         nodes.append(tokens.grad_fn)
-        means.append(tokens.mean(1 - image_dim, keepdim=True).expand_as(tokens))
+        mean = tokens.mean(token_dim, keepdim=True)
+        # in the place of each token: whichever the network reads, it is the mean
+        means.append(mean.expand_as(tokens))
         is_last = len(means) == len(blocks)
         return torch.cat(means, image_dim) if is_last else None
 
@@ -217,6 +221,8 @@ def _block_ends(model: nn.Module, inputs: Inputs, blocks: Sequence[str]) -> list
         next_call = calls_inside[-1] + 1
         after = called[next_call] if next_call < len(called) else ""  # "" is the model
         if not f"{block}.".startswith(f"{after}."):  # which does not hold the block
+            # of the modules that hold the next call, the outermost that is called and lies beside
+            # the block: its input is what the block gives
             outermost_first = accumulate(after.split("."), "{}.{}".format)
             beside = [name for name in outermost_first if not f"{block}.".startswith(f"{name}.")]
             after = f"{next(name for name in beside if name in called)}:input"
@@ -232,7 +238,8 @@ def with_first(
     if args:
         changed = change(args[0])
         return None if changed is None else ((changed, *args[1:]), kwargs)
-    # the order of keywords in a call says nothing, so the signature tells the first
+    # the order of keywords in a call says nothing, so the signature tells the first; what goes into
+    # its ``**kwargs`` comes behind
     parameters = inspect.signature(module.forward).parameters
     by_signature = [name for name in parameters if name in kwargs]
     key = next(iter([*by_signature, *kwargs]), "")

@@ -322,7 +322,8 @@ def _attention(
         length = records[-1].weights.shape[-1]
         grid = forward.grids.grid((count, length, 1))
         # Without a class token in front, methods see by the gradient in the last attention which
-        # tokens the score is read from. This pass brings it: hooks put it into the records.
+        # tokens the score is read from. This pass brings it: hooks put it into the records. So it
+        # runs unless all tokens that are no patches come before the first patch.
         if grid is not None and min(grid.tokens) != length - len(grid.tokens):
             differentiate(resolved.total, [forward.source(need.input)], retain_graph=True)
     return tuple(_attention_map(heads, count) for heads in heads_together(records))
@@ -433,12 +434,14 @@ def _of_images(
     labels = None if whole is None else whole.image_labels.get(constant.result)
     if labels is not None and not fits(labels, term.shape):
         labels = None
+    # all of its numbers lie along the second dimension, if it has one
     has_images_second = labels is not None and labels.numel() == labels.shape[1:2].numel()
     if labels is not None and labels.numel() != len(labels) and not has_images_second:
         # they lie in another dimension than these two, or in several
         return summed(term, labels, count)[:, None], None
     if constant.attention is not None and term.ndim == 3:  # it has the tokens first
         grid = forward.grids.of_layer(constant.attention)
+        # a single image has no numbers, but its dimension has size 1
         if has_images_second or (count == 1 and term.shape[1] == 1):
             term = term.transpose(0, 1)
         if grid is None:
@@ -449,11 +452,9 @@ def _of_images(
     if labels is not None and has_images_second and is_ambiguous:
         term, labels = _images_first(term, labels, count)
     shape = tuple(term.shape)
-    layer = (
-        None
-        if constant.module is None
-        else name_of_call(constant.module, constant.call, forward.model)
-    )
+    layer = None
+    if constant.module is not None:
+        layer = name_of_call(constant.module, constant.call, forward.model)
     # added outside of all modules to a map with its channels last, which no layer's grid tells
     if (
         layer is None
@@ -462,16 +463,17 @@ def _of_images(
         and len(forward.grids.size) == term.ndim - 2
     ):
         return term.movedim(-1, 1), None
+    # what is added to tokens outside of all modules is known by its memory
     storage = constant.storage if layer is None else None
     has_map = term.ndim > 2 and constant.lies_on_input
     grid = forward.grids.grid(shape, layer, storage) if has_map else None
     if grid is not None:
         return _on_grid(term, grid)
-    # no map: the values of an image must follow each other, as many of each image; beside other
-    # inputs, more values than images may be of something else
-    has_images_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
+    # no map: the values of an image must follow each other, as many of each image, unless the shape
+    # shows images second; beside other inputs, more values than images may be of something else
+    looks_second = term.ndim == 3 and len(term) != count and term.shape[1] == count
     if (
-        not has_images_second
+        not looks_second
         and len(term) != count > 1
         and (forward.inputs.other_tensors or len(term) % count)
     ):
@@ -482,7 +484,7 @@ def _of_images(
         )
     if labels is not None:
         return summed(term, labels, count)[:, None], None
-    return (term.transpose(0, 1) if has_images_second else term).reshape(count, -1), None
+    return (term.transpose(0, 1) if looks_second else term).reshape(count, -1), None
 
 
 def _images_first(term: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
@@ -516,7 +518,7 @@ def _hessian_product(total: Tensor, forward: Forward, layer: str | None) -> Tens
         return None
     if not gradient.requires_grad:
         return torch.zeros_like(gradient)  # the score is linear in the layer
-    create_graph = torch.is_grad_enabled()
+    create_graph = torch.is_grad_enabled()  # on where evidence keeps its graph
     if create_graph:
         _check_third_derivatives(total, layer_sources)
     try:

@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 from explain.data.inputs import Path
 from explain.engine.forward import Forward, ResolvedTarget
 from explain.hooks import Replace
+from explain.hooks.capturing import Source
 from explain.hooks.graph import Reach
 from explain.hooks.layer_names import name_of_call
 from explain.hooks.preserve import start_over
@@ -26,14 +27,16 @@ _TOLERANCE = 0.05
 make 0.01 in float32."""
 
 
-def custom_functions(nodes: Iterable[Node], sources: list[Any]) -> list[str]:
+def custom_functions(nodes: Iterable[Node], sources: Sequence[Source]) -> list[str]:
     """The names of the model's own autograd functions among ``nodes``, between the score and the
     ``sources`` of its gradients. Their backward may not be the derivative."""
     custom = [node for node in nodes if isinstance(node, _PYTHON_NODE) and _is_of_model(node)]
     if not custom:
         return []
+    # a source is a tensor, or an edge of the graph, which has its Node
     tensors = [source for source in sources if isinstance(source, Tensor)]
-    reach = Reach(tensors, [source.node for source in sources if not isinstance(source, Tensor)])
+    ends = [source.node for source in sources if not isinstance(source, Tensor)]
+    reach = Reach(tensors, ends)
     names = [node.name().removesuffix("Backward") for node in custom if reach.of(node)]
     return list(dict.fromkeys(names))
 
@@ -55,17 +58,20 @@ def is_derivative(
     says: two small steps are run. True also where that cannot be seen (half precision)."""
     gradient = gradient.detach()
     images = torch.arange(forward.count, device=gradient.device)
-    if (
-        (resolved.image is not None and forward.count > 1)
-        or len(gradient) != forward.count
-        or gradient.dtype in (torch.float16, torch.bfloat16)
-    ):
+    # such a gradient is of one score alone, and a step changes all
+    is_of_one_image = resolved.image is not None and forward.count > 1
+    # such as windows of the images
+    is_not_by_image = len(gradient) != forward.count
+    # small changes are lost in its rounding
+    is_half = gradient.dtype in (torch.float16, torch.bfloat16)
+    if is_of_one_image or is_not_by_image or is_half:
         return True
     # a step along the gradient that changes each score by its scale, if the gradient is right
     squares = gradient.flatten(1).square().sum(1)
     scale = forward.scale(resolved).to(squares).maximum(resolved.score.abs().to(squares))
     expected = torch.where(squares > 0, scale, 0)
-    step = (gradient.movedim(0, -1) * (expected / squares).nan_to_num(0)).movedim(-1, 0)
+    factors = (expected / squares).nan_to_num(0)  # one for each image; 0 where the gradient is 0
+    step = (gradient.movedim(0, -1) * factors).movedim(-1, 0)
 
     def scores(share: float) -> Tensor:
         """The score of each image with a share of the step added to the input or the layer."""
@@ -106,7 +112,7 @@ many kinks the first ones may say something else than the gradient."""
 _UNSEEN = 0.25
 """The share of a change of the score from which on gradients leave something out."""
 _ROUNDING = 1000
-"""How many of the last bits of one may be rounding errors, where all scores are."""
+"""Changes up to so many last bits of the number one are none where all scores are near 0."""
 
 
 def follows_contrast(
@@ -133,7 +139,7 @@ def follows_contrast(
     explained = slice(None) if resolved.image is None else resolved.image
     score = resolved.score.detach()[explained]
     magnitude = score.abs().sum()
-    rounding = _ROUNDING * torch.finfo(magnitude.dtype).eps
+    rounding_near_zero = _ROUNDING * torch.finfo(magnitude.dtype).eps
 
     def total(share: float) -> Tensor:
         """The sum of the scores with another contrast."""
@@ -143,9 +149,10 @@ def follows_contrast(
         return resolved.scores_in(images, output)[explained].sum()
 
     def allowed(change: Tensor) -> Tensor:
-        """How far a change may be from the expected one; changes far below the scores are none."""
+        """How far a change may be from the expected one."""
+        # by a share of the change, or of the scores, since changes far below these tell nothing
         largest = torch.maximum(change.abs(), expected.abs())
-        return torch.maximum(_UNSEEN * largest, 0.1 * magnitude).clamp(min=rounding)
+        return torch.maximum(_UNSEEN * largest, 0.1 * magnitude).clamp(min=rounding_near_zero)
 
     return _are_expected(total, _CONTRASTS, score.sum(), expected, allowed)
 

@@ -250,8 +250,8 @@ class _Passes:
         for path in inputs.paths:
             tensor = inputs.tensor(path)
             explained[path] = tensor.clone().requires_grad_() if plan.whole else tensor
-        # Perturbed maps are run one image at a time; and hooks of others would see that not all is
-        # run.
+        # Perturbed maps are run one image at a time; what is noted would keep the graph of a pass
+        # that is not cut; and hooks of others would see that not all is run.
         perturbs_layer = plan.perturbed_layer is not None
         notes_prefix = perturbs_layer and len(inputs) == 1 and self.cut and not has_hooks(model)
         blocks: Sequence[str] = ()
@@ -276,8 +276,9 @@ class _Passes:
             self._prefix: LayerPrefix | None = None
             """What lies before the layer whose maps are perturbed, if it is noted."""
             if notes_prefix:
-                place = place_of(plan.perturbed_layer or "", model)
-                self._prefix_call = place.call or 0
+                assert plan.perturbed_layer is not None
+                place = place_of(plan.perturbed_layer, model)
+                self._prefix_call = place.call or 0  # without a number, taken as the first
                 self._prefix = prefix_of(group, model, place.layer, self._prefix_call)
             # unless they are copies, or turned from another layout, the explained tensors are those
             # of the inputs
@@ -475,11 +476,13 @@ class _Passes:
             is_part = ":" in (need.layer or "")
             if not is_plain or is_part:
                 continue
-            names = custom_functions(nodes, list(sources))
-            # not with global hooks, which would fire again in the runs of `is_derivative`
+            names = custom_functions(nodes, sources)
+            # not with global hooks, which any module has, and which would fire again in the runs of
+            # `is_derivative`
             if self._hooked and not has_hooks(nn.Identity()):
                 names.append("a hook that the forward pass registers")
             methods = ", ".join(self.plan.names_of([need])) if names else ""
+            # `is_derivative` steps along the gradient in one tensor
             reached = [gradient for gradient in need_gradients if gradient is not None]
             if not methods or len(reached) != 1:
                 continue
@@ -518,8 +521,8 @@ class _Passes:
             return
         findings = findings_of(forward.model)
         if _FOLLOWS not in findings:
-            # a caller's own function of the output, or global hooks, are called no more often than
-            # they must be
+            # a caller's own function of the output, or global hooks, which any module has, are
+            # called no more often than they must be
             if resolved.classes is None or has_hooks(nn.Identity()):
                 return
             # small changes are lost in the rounding of half precision
@@ -764,6 +767,7 @@ def _must_keep_weights(model: nn.Module, plan: Plan, targets: int, *, create_gra
         must = "read weights after the forward pass, but FSDP has freed them by then"
         remedy = "explain a plain model with its full state dict, or use gradcam or saliency"
         raise MethodError(f"{methods_reading_late[0] or 'the method'} must {must}; {remedy}")
+    # modules of the old style have this attribute
     if len(plan.backwards) * targets > 1 and any(
         hasattr(module, "sharding_strategy") for module in sharded(model).values()
     ):

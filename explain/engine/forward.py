@@ -135,7 +135,7 @@ class Forward:
         largest class score, or 0 if the class scores are probabilities."""
         logits = resolved.score.detach() if self.logits is None else self.logits
         largest = logits.abs().masked_fill(~logits.isfinite(), 0).amax()
-        scale = largest.masked_fill(largest == 0, 1)
+        scale = largest.masked_fill(largest == 0, 1)  # 0 stands for probabilities
         if self.logits is None:
             return scale
         # a probability is rounded by a share of itself, however small it is
@@ -233,7 +233,7 @@ class Forward:
         if record is None:
             raise LayerError(self.layers.why_missing(layer))
         shape = tuple(record.activation.shape)
-        # each frame of a video may be an image for the layer
+        # each frame of a video may be an image for the layer; a scalar has no first size
         has_images = self.count in shape[:1] or self.grids.folded_frames(layer) is not None
         if not has_images and self.grids.grid(shape, layer) is None:
             must = f"layer {layer!r} must give one map for each of {self.count} images, got {shape}"

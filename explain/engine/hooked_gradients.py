@@ -60,7 +60,7 @@ def hooked_input_gradient(
     rectifiers = {} if rule is None else _rectifiers(forward, resolved, rule)
 
     def of_input(grad_input: GradientTuple, grad_output: GradientTuple) -> Tensor | None:
-        return grad_input[position]
+        return grad_input[position]  # one for each positional argument
 
     return _hooked(forward, resolved, "", of_input, rectifiers, expected)
 
@@ -92,7 +92,7 @@ def _hooked(
         output = inputs.replaced(sources).call(forward.model)
         images = torch.arange(len(inputs), device=inputs.x.device)
         scores, _ = resolved.of_samples(images).pick(output, len(inputs))
-        differentiate(scores.sum(), list(sources.values()))
+        differentiate(scores.sum(), list(sources.values()))  # the hooks keep what passes by
     must = f"full-backward hooks must bring {layer or 'the input'} the gradient of autograd"
     if not seen:
         raise MethodError(f"{must}, but none fired; {INSTEAD}")
@@ -125,8 +125,8 @@ def _rectifiers(
     whole = forward.whole
     assert whole is not None
     steps = whole.recording.steps
-    leading = paths_to(whole.gradients_of(resolved.total, create_graph=False))
-    for step, operation in operations_of(steps, whole.signals, leading):
+    leading_to_score = paths_to(whole.gradients_of(resolved.total, create_graph=False))
+    for step, operation in operations_of(steps, whole.signals, leading_to_score):
         if not rule.covers(operation):
             continue
         name = step.module

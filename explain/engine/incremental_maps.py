@@ -226,7 +226,7 @@ class BoxMaps(Tensor):
         is_in_place = writes == (0,) and args[0] is maps[0]
         # other writes cannot be run on boxes
         on_boxes = None if writes else operator
-        if is_in_place:
+        if is_in_place:  # the name in its facts is that without the end of the in-place form
             out_of_place = getattr(torch.ops.aten, facts.name, None)
             on_boxes = getattr(out_of_place, operator._overloadname, None)
         box = None
@@ -379,7 +379,8 @@ def _windows(call: _BoxCall) -> ChangedBox | None:
     sides = map_sides.minimum((torch.tensor(box.sides) - 1 + window_reach) // stride + 1)
     if not _is_small(sides.tolist(), of_images.shape[2:]):
         return None
-    # the first window whose last place is in the box: window i begins at i * stride - padding
+    # the first window whose last place is in the box: window i begins at i * stride - padding; with
+    # the two signs, the quotient is rounded up
     first_window = -((window_reach - padding - box.start) // stride)
     start = first_window.clamp(min=0).minimum(map_sides - sides)
     input_sides = (sides - 1) * stride + window_reach + 1

@@ -50,7 +50,7 @@ class LayerRerun:
         a probe finds right, and the number of samples of a batch."""
         context = self.context
         self._image = image
-        # kept for further samples where there is but one image
+        # a prefix is of one image: kept for further samples where there is but one image
         prefixes = context.state.prefixes if len(context.inputs) == 1 else {}
         # hooks of others would see that not all is run
         if self._layer not in prefixes and not has_hooks(context.model):
@@ -59,7 +59,8 @@ class LayerRerun:
 
         ways: tuple[Way, ...] = ("behind the layer", "together")
         choices = {way: partial(self._unperturbed, way) for way in ways}
-        self._way_to_run = context.way((self._layer, int(image)), choices, image)
+        place = (self._layer, int(image))
+        self._way_to_run = context.way(place, choices, image)
         context.warn_of_draws()
         self.samples_at_once = context.samples_at_once(self._way_to_run, after=self._layer)
 
@@ -73,12 +74,12 @@ class LayerRerun:
         way = self._way_to_run
         self.context.confirm(way, partial(self._unperturbed, way), self._image, samples)
 
-    def run(self, numbers: Tensor) -> list[Add]:
+    def run(self, indices: Tensor) -> list[Add]:
         """Run the network with these perturbed feature maps of the image of `begin`. Returns a
         function for each target that adds the results to its accumulators."""
         context = self.context
-        images = self.samples.owners[numbers]
-        maps = self.samples.make(numbers)
+        images = self.samples.owners[indices]
+        maps = self.samples.make(indices)
         first_sample = 0
         if self._way_to_run == "one at a time":
             # the batch is the caller's, with the maps of one image perturbed in their place
@@ -88,7 +89,7 @@ class LayerRerun:
         with context.runs_model():
             output = self._run_maps(self._way_to_run, images, maps)
         return [
-            accumulators.read_output(images, numbers, output, first_sample)
+            accumulators.read_output(images, indices, output, first=first_sample)
             for accumulators in self._accumulators
         ]
 
@@ -99,7 +100,7 @@ class LayerRerun:
         record = self._record
         with context.runs_model(), HookGroup(context.model) as group:
             prefix = prefix_of(group, context.model, record.layer, record.call, ends=True)
-            # made before the pass that is noted, as those of later passes
+            # outside of what is noted: later passes make their inputs before it too
             inputs = context.inputs.rows(self._image)
             try:
                 with prefix.passing():

@@ -508,6 +508,7 @@ def applied(method: Callable[[Evidence], Tensor], evidence: Evidence) -> Tensor:
         return method(evidence)
     # Frame by frame, if the method reads only maps of a layer that takes each frame as an image.
     # Others, such as those that mask the whole video with a map, get the layer's maps in time.
+    # Weights of classes have no place, and are the same for all frames.
     answers = [evidence[need] for need in needs if not isinstance(need, ClassWeights)]
     if not all(isinstance(answer, Tensor) and answer.ndim >= 5 for answer in answers):
         return method(evidence)

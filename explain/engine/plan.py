@@ -293,8 +293,9 @@ class Plan:
     def rows_of(self, stream: PerturbationPass) -> int:
         """The largest number of perturbed samples of one stream, for all images; 0 where it is not
         known. An upper bound: accumulators may finish early."""
-        layer = stream.layer or next((need.layer for need in stream.needs if need.layer), None)
-        return self.images * stream.perturbation.count(self.channels.get(layer or "", 0), self.size)
+        layer = stream.layer or next((need.layer for need in stream.needs if need.layer), "")
+        channels = self.channels.get(layer, 0)
+        return self.images * stream.perturbation.count(channels, self.size)
 
     def cost(self, shares: Mapping[str, float] = MappingProxyType({})) -> float:
         """How many passes of one image the plan takes, forward and backward ones alike, for the

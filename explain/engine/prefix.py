@@ -113,6 +113,7 @@ def at_call(group: HookGroup, layer: str, call: int, act: Callable[[Any, bool], 
         """Pre-hook: note how often the layer's first input tensor has been overwritten before the
         call."""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        # inference tensors have no version
         inputs[:] = [
             (tensor, tensor._version) for tensor in tensors[:1] if not tensor.is_inference()
         ]

@@ -46,7 +46,7 @@ def _ranges_of_arguments(
     signals = step.inputs
     if not step.operation.has("monotone"):  # others take indices and masks
         signals = [value for value in signals if value.dtype.is_floating_point]
-    if ranges.keys().isdisjoint(signals):
+    if ranges.keys().isdisjoint(signals):  # no range to follow
         return {}
     arguments: dict[Value, Range] = {}
     for value in signals:
@@ -74,6 +74,7 @@ def _range_of(step: Step, arguments: Mapping[Value, Range]) -> Range | None:
     if operation.range is None:
         return None
     classes = 0
+    # as many as the dimension has that a softmax is over; a scalar has none
     if operation.kind == "softmax" and step.args[0].shape:
         classes = step.args[0].shape[step.args[1]]
     return Range(*operation.range, classes)
@@ -112,6 +113,7 @@ def _range_of_share(step: Step, ranges: Mapping[Value, Range]) -> Range | None:
     if step.kwargs or not (isinstance(part, Value) and isinstance(whole, Value)):
         return None
     is_quotient = step.name == "div" and part in ranges and ranges[part].low >= 0
+    # x - x.logsumexp(dim), which is nowhere above 0
     is_log = step.name == "sub" and whole.numel < part.numel
     if not (is_quotient or (is_log and bool((part.tensor <= whole.tensor).all()))):
         return None

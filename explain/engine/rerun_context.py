@@ -137,7 +137,8 @@ class RerunContext:
     def finish(self) -> None:
         """Run the last batch's probe once more, after all of the work."""
         confirm = self.state.confirm
-        self.state.confirm = None  # which holds the state in a circle
+        # it holds the state that holds it, which only the garbage collector would free
+        self.state.confirm = None
         if confirm is not None and not self.state.interrupted:
             confirm()
 
@@ -181,7 +182,7 @@ class RerunContext:
         its known score between far ones; no after any error of the network."""
         logits = self.forward.logits
         are_same = []
-        # from the second in steps that lead to the last
+        # as a slice: from the second sample in one step to the last, see `between_far_samples`
         of_image = slice(1, None, max(1, len(images) - 2)) if len(images) > 1 else slice(None)
         try:
             with intervening_on_samples(images), self.runs_model():
@@ -201,6 +202,7 @@ class RerunContext:
                 raise
             note(f"perturbed inputs are run in a slower way: {raised(error)}")
             return False
+        # one truth value for each target, which are read from the device at once
         return all(map(all, read_together(*are_same)))
 
     @property
@@ -272,7 +274,7 @@ def between_far_samples(samples: Tensor) -> Tensor:
     if len(samples) == 1:
         return samples.clone()
     far = 2 * samples + samples[:1].abs().amax().clamp(min=1)
-    far[2::2] *= -1
+    far[2::2] *= -1  # every other one on the other side
     far[1] = samples[0]
     far[-1] = samples[0]
     return far

@@ -66,11 +66,13 @@ def run_streams(plan: Plan, context: RerunContext) -> None:
                 streams_to_run.append((stream, _samples_of(stream, context)))
         # reference samples come first, as others are compared with them
         streams_to_run.sort(key=lambda item: not item[0].perturbation.is_reference)
+        # each of several explained inputs has as many samples
         total = sum(len(samples[context.inputs.path].owners) for _, samples in streams_to_run)
         progress = ProgressCallback(context.settings, total)
         for stream, samples in streams_to_run:
             if context.state.interrupted:
                 break
+            # a progress callback gets the maps so far by methods
             names = {need: plan.names_of([need]) for need in stream.needs}
             _run_stream(stream, samples, context, names, progress)
 
@@ -80,11 +82,14 @@ def _take_known(stream: PerturbationPass, context: RerunContext) -> None:
     running them. Only for streams of which `PerturbationPass.is_known` is true."""
     images = torch.arange(len(context.inputs), device=context.device)
     for resolved in context.targets:
-        # each image has one sample, with the number 0; no progress is shown, so no names
+        # Sample i is the only one of image i, so it has the number 0. No progress is shown, so
+        # there are no names.
         accumulators = TargetAccumulators(
             stream, context, resolved, names={}, numbers=torch.zeros_like(images)
         )
-        accumulators.read(images, images, partial(context.evidence, resolved))()
+        evidence_of = partial(context.evidence, resolved)
+        add = accumulators.read(images, indices=images, evidence_of=evidence_of)
+        add()
         resolved.answers.update(accumulators.results(partial=False))
 
 
@@ -117,16 +122,16 @@ def _run_stream(
 def _samples_of(stream: PerturbationPass, context: RerunContext) -> StreamSamples:
     """The perturbed samples of each explained input, by its path; inputs are perturbed together,
     sample by sample."""
-    target = context.targets[0]
-    evidence = [context.evidence(target, stream.layer, path) for path in context.inputs.places]
-    first_samples = stream.perturbation.rows(evidence[0])
-    samples = {context.inputs.path: first_samples}
+    any_target = context.targets[0]  # perturbations look at nothing that depends on it
+    evidence = [context.evidence(any_target, stream.layer, path) for path in context.inputs.places]
+    of_first_input = stream.perturbation.rows(evidence[0])
+    samples = {context.inputs.path: of_first_input}
     for path, input_evidence in zip(context.inputs.paths[1:], evidence[1:], strict=True):
-        samples[path] = stream.perturbation.matching_rows(input_evidence, first_samples)
-        if not torch.equal(samples[path].owners.cpu(), first_samples.owners.cpu()):
+        samples[path] = stream.perturbation.matching_rows(input_evidence, of_first_input)
+        if not torch.equal(samples[path].owners.cpu(), of_first_input.owners.cpu()):
             raise MethodError(
                 "explained must name inputs with as many perturbed copies each "
-                f"({stream.perturbation}), got {len(first_samples.owners)} and "
+                f"({stream.perturbation}), got {len(of_first_input.owners)} and "
                 f"{len(samples[path].owners)} for {dotted(path)}; name one"
             )
     return samples
@@ -141,20 +146,22 @@ def _run_samples(
 ) -> None:
     """Run the perturbed samples of a stream, and add their results to ``sums``, the accumulators of
     each target."""
-    first_samples = samples[context.inputs.path]
-    if not (stream.perturbation.of_tokens or stream.perturbation.of_layer):
-        indices = torch.arange(len(first_samples.owners), device=context.device)
+    # Maps and tokens lie inside the network, which has them once for all explained inputs: samples
+    # of the first input do for these. Inputs have samples each, all with the same owners.
+    of_first_input = samples[context.inputs.path]
+    rerun: LayerRerun | TokenRerun
+    if stream.perturbation.of_layer:
+        assert stream.layer is not None
+        rerun = LayerRerun(context, stream.layer, of_first_input, sums)
+    elif stream.perturbation.of_tokens:
+        rerun = TokenRerun(context, of_first_input, sums)
+    else:
+        indices = torch.arange(len(of_first_input.owners), device=context.device)
         _run_in_batches(InputRerun(stream, samples, sums, context), indices, sums, progress)
         return
-    of_layer = stream.perturbation.of_layer
-    rerun = (
-        LayerRerun(context, stream.layer or "", first_samples, sums)
-        if of_layer
-        else TokenRerun(context, first_samples, sums)
-    )
     # image by image, since what lies before the maps or tokens is run once for an image
     for image in range(len(context.inputs)):
-        indices = (first_samples.owners == image).nonzero()[:, 0]
+        indices = (of_first_input.owners == image).nonzero()[:, 0]
         if len(indices):
             rerun.begin(torch.tensor([image], device=context.device))
             _run_in_batches(rerun, indices, sums, progress)
@@ -185,11 +192,14 @@ def _run_in_batches(
             continue
         for add in results:
             add()
-        # after all of the work: that an image still has its score in a batch of the last length
+        # run after all of the work: sees that an image still has its score in a batch of the last
+        # length
         state.confirm = partial(rerun.confirm, batch_length)
         indices = indices[batch_length:]
         if batch_length < count:
             indices = _still_needed(indices, rerun.samples.owners, sums)
+        # those that were run and those that are no longer needed; the maps shown are those of the
+        # first target
         progress.add(count - len(indices), sums[0].maps)
         count = len(indices)
     if count:
@@ -202,6 +212,7 @@ def _still_needed(indices: Tensor, owners: Tensor, sums: Sequence[TargetAccumula
     needed = [
         accumulators.needed(owners[indices]) for accumulators in sums if not accumulators.enough()
     ]
+    # a target for which it is None needs all samples
     by_sample = [is_needed for is_needed in needed if is_needed is not None]
     if not by_sample or len(by_sample) < len(needed):
         return indices
@@ -243,8 +254,9 @@ class InputRerun:
         self._reads_scores = has_scores and all(
             resolved.classes is not None for resolved in context.targets
         )
-        graph = self._inner.whole or bool(self._inner.layers)
-        self.samples_at_once = context.samples_at_once(self._way_to_run, graph=graph)
+        # where gradients are taken of samples, in the inputs or a layer, outputs stay in memory
+        keeps_graph = self._inner.whole or bool(self._inner.layers)
+        self.samples_at_once = context.samples_at_once(self._way_to_run, graph=keeps_graph)
         self._faster_call = self._find_faster_call()
         if self._faster_call is not None and context.settings.batch_size is None:
             self.samples_at_once *= INCREMENTAL_SAMPLES
@@ -253,7 +265,7 @@ class InputRerun:
         """Warn of gradients that are not the derivative of the score, for the methods of a plan:
         those of an unperturbed image, since a black one tells nothing."""
         context = self.context
-        methods = next(iter(plan.wanted))
+        methods = next(iter(plan.wanted))  # `gradients_plan` has their names as its only key
         if not methods or not plan.needs or methods in context.state.looked_at:
             return
         context.state.looked_at.add(methods)
@@ -273,7 +285,7 @@ class InputRerun:
         if context.device.type == "cpu" and context.inputs.x.ndim == 4:
             ways.insert(0, "channels last")  # convolutions on a CPU are faster in this layout
         choices = {way: partial(self._unperturbed, way) for way in ways}
-        return context.way(None, choices, self._last_image)
+        return context.way(place=None, choices=choices, image=self._last_image)
 
     @property
     def _last_image(self) -> Tensor:
@@ -289,7 +301,7 @@ class InputRerun:
 
     def confirm(self, samples: int) -> None:
         """Probe after batches of so many samples; see `RerunContext.confirm`."""
-        if self._is_by_hooks:
+        if self._is_by_hooks:  # which would alter the image of the probe too
             return
         way = self._way_to_run
         if self._faster_call is not None:  # it takes less memory than a whole pass
@@ -315,18 +327,19 @@ class InputRerun:
         context.state.incremental = incremental
         samples = min(count, INCREMENTAL_SAMPLES * self.samples_at_once)
         images, _, inputs = self._batch(torch.arange(samples, device=context.device))
-        sample_images = images[:FEW_IN_TRIAL]
+        first_images = images[:FEW_IN_TRIAL]  # of the first samples
 
-        def agree(output: Any, sample_output: Any) -> bool:
+        def agree(output: Any, output_of_first: Any) -> bool:
             """Whether first samples have the same scores in the output of all and in their own."""
             for resolved in context.targets:
-                scores = resolved.scores_in(images, output)[: len(sample_images)]
-                sample_scores = resolved.scores_in(sample_images, sample_output)
-                if not context.same_scores(resolved, scores, sample_scores):
+                among_all = resolved.scores_in(images, output)[: len(first_images)]
+                on_their_own = resolved.scores_in(first_images, output_of_first)
+                if not context.same_scores(resolved, among_all, on_their_own):
                     return False
             return True
 
-        with context.runs_model(), intervening_on_samples(images, sample_images):
+        # the trial runs all samples of the batch, and the first few
+        with context.runs_model(), intervening_on_samples(images, first_images):
             return incremental.faster_call(images, inputs, agree)
 
     def _batch(self, indices: Tensor) -> tuple[Tensor, int, Inputs]:
@@ -340,7 +353,8 @@ class InputRerun:
             for path, samples in self._of_inputs.items()
         }
         if self._way_to_run == "one at a time":
-            # the batch is the caller's, with one image perturbed in its place
+            # The batch is the caller's, with one image perturbed in its place. If there is but one,
+            # its number need not be read from the device.
             first_sample = int(images) if len(inputs) > 1 else 0
             perturbed = {
                 path: inputs.tensor(path).index_copy(0, images, sample)
@@ -365,14 +379,16 @@ class InputRerun:
             refuse = partial(self._refuse, indices)
             require_finite(find_logits(output, len(images)).sum(), refuse)
             return [
-                accumulators.read_output(images, indices, output, first_sample, inputs.x)
+                accumulators.read_output(
+                    images, indices, output, first=first_sample, inputs=inputs.x
+                )
                 for accumulators in self._sums
             ]
         with refused_by(partial(self._refuse, indices)):
             lookups = self._gathered(indices, images, first_sample, inputs)
         pairs = zip(self._sums, lookups, strict=True)
         return [
-            accumulators.read(owners, indices, evidence_of, first_sample)
+            accumulators.read(owners, indices, evidence_of, first=first_sample)
             for accumulators, evidence_of in pairs
         ]
 
@@ -392,6 +408,7 @@ class InputRerun:
         begin at ``first_sample``. Targets keep the classes of the unperturbed images."""
         context = self.context
         settings = context.settings
+        # progress counts the samples of this stream, not those that are made of them
         if settings.progress is not None:
             settings = replace(settings, progress=None)
         is_alone = self._way_to_run == "one at a time"

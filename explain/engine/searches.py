@@ -55,10 +55,10 @@ def run_searches(need: NeedAtLayer, context: RerunContext, resolved: ResolvedTar
 
 
 def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]:
-    """Return a function that runs the perturbed samples of a search's step and returns their
-    values, without progress. Interrupts are raised in it, since the search decides about them."""
+    """Return a function that runs the perturbed samples of a search's step for the only target of
+    ``context``, and returns their values. It reports no progress, and raises interrupts."""
     (resolved,) = context.targets
-    # an interrupt is handled by the search, not by the stream of samples
+    # the search itself reports its steps, and decides what an interrupt leaves
     settings = replace(context.settings, keep_partial=False, progress=None)
     quiet = replace(context, settings=settings)
     name: str = need.kind.method.name  # type: ignore[attr-defined]
@@ -67,7 +67,9 @@ def _reader(need: NeedAtLayer, context: RerunContext) -> Callable[[Scores], Any]
         """Run the perturbed samples that a search asks for, and return their values in the order of
         the samples, for the search alone."""
         need_at_layer = NeedAtLayer(asked, need.layer)
+        # a plan of its own, with the method's name for warnings about its gradients
         run_streams(Plan({name: frozenset({need_at_layer})}), quiet)
+        # the values are among the target's answers now, where nobody else asks for them
         return resolved.answers.pop(need_at_layer)
 
     return read

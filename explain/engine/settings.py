@@ -150,7 +150,7 @@ class Footprint:
             for number, (name, _) in enumerate(self.outputs)
             if after and f"{name}.".startswith(f"{after}.")
         ]
-        first_call = max(calls_in_layer, default=0)
+        first_call = max(calls_in_layer, default=0)  # the last one inside gives the layer's output
         sizes = [size for _, size in self.outputs[first_call:]] or [MEMORY]  # nothing was seen
         largest = max(1, max(sizes))
         free_bytes = (

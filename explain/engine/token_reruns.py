@@ -48,14 +48,14 @@ class TokenRerun:
         context = self.context
         self._image = image
         images = image.expand(2)
-        numbers = (self.samples.owners == image).nonzero()[:, 0]
+        indices = (self.samples.owners == image).nonzero()[:, 0]
         all_tokens = torch.ones(2, *self._grid.size, dtype=torch.bool, device=image.device)
-        first_and_last = self.samples.make(numbers[[0, -1]])
-        output = self._output(all_tokens)
+        first_and_last = self.samples.make(indices[[0, -1]])
+        output_of_all = self._output(all_tokens)
         output_together = self._output(first_and_last)
         output_alone = self._output(first_and_last[1:])
         for resolved in context.targets:
-            of_all = resolved.scores_in(images, output)
+            of_all = resolved.scores_in(images, output_of_all)
             of_last = resolved.scores_in(images, output_together)[1:]
             last_alone = resolved.scores_in(image, output_alone)
             if not (
@@ -70,13 +70,13 @@ class TokenRerun:
     def confirm(self, samples: int) -> None:
         """Nothing more: `begin` runs the tokens in two batches."""
 
-    def run(self, numbers: Tensor) -> list[Add]:
-        """Run the network on these subsets of the image's tokens; return functions that add the
-        results for each target. `begin` was called with the image before."""
-        images = self._image.expand(len(numbers))
-        output = self._output(self.samples.make(numbers))
+    def run(self, indices: Tensor) -> list[Add]:
+        """Run the network on the image's subsets of tokens at these indices; return functions that
+        add the results for each target. `begin` was called with the image before."""
+        images = self._image.expand(len(indices))
+        output = self._output(self.samples.make(indices))
         return [
-            accumulators.read_output(images, numbers, output) for accumulators in self._accumulators
+            accumulators.read_output(images, indices, output) for accumulators in self._accumulators
         ]
 
     def _output(self, keep: Tensor) -> Any:
@@ -88,6 +88,7 @@ class TokenRerun:
             """The tokens of each sample out of the first block's input ``(1, tokens, C)``:
             ``(b, kept, C)``, with those that are no patches; None leaves a later block's input."""
             image_dim = self._grid.of_images
+            # later blocks, and what is no sequence of tokens of the one image, stay as they are
             if (
                 is_taken
                 or not isinstance(tokens, Tensor)

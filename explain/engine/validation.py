@@ -75,10 +75,12 @@ def check_inputs(
                 f"{tensor_name} must have {len(inputs)} samples, got {tuple(tensor.shape)}; leave "
                 "it out"
             )
-        # the sum is quick, finite only if all values are, and small of preprocessed images
+        # the sum is quick, finite only if all values are, and small of preprocessed images; a large
+        # one is made NaN, so that values are checked then too
         total = tensor.detach().sum()
         total = total.masked_fill(total > BRIGHT * tensor.numel(), torch.nan)
         require_finite(total, partial(_check_values, model, tensor, tensor_name))
+    # signals and videos may, and images if their last side is as short as channels are few
     may_end_in_channels = x.ndim != 4 or x.shape[-1] in COLOURS
     return with_layout(model, inputs) if may_end_in_channels else inputs
 

@@ -228,7 +228,7 @@ def _from_arguments(value: Value, memo: dict[Value, Labels | None]) -> Labels | 
         of_source = _tokens_of(source, memo)
         if of_source is not None:
             labels[source] = of_source
-        elif not step.is_pointwise:
+        elif not step.is_pointwise:  # value by value, another source may still tell
             return None
     if not labels:
         return None
@@ -260,6 +260,7 @@ def _followed(step: Step, scores: Mapping[Value, _Scores]) -> dict[Value, _Score
     rows: dict[Value, Labels] = {}
     columns: dict[Value, Labels] = {}
     for value in carriers:
+        # others, such as a bias that is a product too, are only added to it
         if scores[value].product is of_source.product:
             rows[value], columns[value] = scores[value].tokens
     if step.operation.kind == "softmax":
@@ -316,6 +317,7 @@ def _weights(value: Value, dim: int, scores: _Scores) -> _Scores:
         along_queries = [d for d, size in enumerate(of_queries.shape) if size > 1]
         along_keys = [d for d, size in enumerate(of_keys.shape) if size > 1]
         is_single_key = not along_keys and value.shape[dim] == 1
+        # the softmax must be over the keys, and queries may lie along one dimension
         if len(along_queries) > 1 or not (along_keys == [dim] or is_single_key):
             continue
         if not along_queries:  # a single query, which may have a dimension for it

@@ -27,18 +27,19 @@ def with_functions(
 ) -> list[Step]:
     """The steps of a pass, with one step for each call of a function with a derivative of its own,
     unless it computes something else when it is called again."""
-    first_steps: dict[Step, Step] = {}
+    whole_calls: dict[Step, Step] = {}
+    """The step of each call, by the first of the steps inside."""
     replaced: set[Step] = set()
     wanted = set(outputs)
     for call in functions:
         whole = _as_step(call, steps, wanted, with_gradient) if call.steps else None
         if whole is not None:
-            first_steps[call.steps[0]] = whole
+            whole_calls[call.steps[0]] = whole
             replaced |= set(call.steps)
     result: list[Step] = []
     for step in steps:
-        if step in first_steps:
-            result.append(first_steps[step])
+        if step in whole_calls:
+            result.append(whole_calls[step])
         elif step not in replaced:
             result.append(step)
     return result

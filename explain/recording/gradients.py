@@ -168,9 +168,10 @@ def _source(tensor: Tensor) -> Tensor:
 def _of_convolution(step: Step, gradient: Tensor, through: AbstractSet[Value]) -> OfInputs:
     x, weight, bias = step.args[:3]
     wanted = [value in through for value in (x, weight, bias)]
-    sizes = None if bias is None else bias.shape
+    bias_sizes = None if bias is None else bias.shape
+    # stride, padding and so on come behind the three, in the same order for both operators
     gradients = aten.convolution_backward(
-        gradient, x.tensor, weight.tensor, sizes, *step.args[3:], wanted
+        gradient, x.tensor, weight.tensor, bias_sizes, *step.args[3:], wanted
     )
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return [gradients[i] if wanted[i] else None for i in range(len(inputs))]
@@ -261,9 +262,10 @@ def _of_layer_norm(step: Step, gradient: Tensor, through: AbstractSet[Value]) ->
     affine = [part and part.tensor for part in (weight, bias)]
     mean = _result(step, 1)
     rstd = _result(step, 2)
+    # of the input alone, not of weight and bias
     of_x, _, _ = aten.native_layer_norm_backward(
         gradient, x.tensor, sizes, mean, rstd, *affine, (True, False, False)
-    )  # of the input alone, not of weight and bias
+    )
     return [of_x, *[None] * len(step.inputs[1:])]
 
 

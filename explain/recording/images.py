@@ -81,7 +81,8 @@ def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None])
         numbers = numbers_by_value.get(source)
         if numbers is None or not bool((numbers < 0).any()):
             continue
-        # each element of the source has its position, counted from 1: padding is 0
+        # each element of the source has its position, counted from 1, since padding is 0; a float,
+        # since some operators take no integers
         positions = torch.arange(1.0, source.numel + 1, dtype=torch.float64, device="cpu").reshape(
             source.shape
         )
@@ -90,10 +91,12 @@ def _fill_from_results(step: Step, numbers_by_value: dict[Value, Tensor | None])
         for result, of_result in moved_positions.items():
             images = numbers_by_value.get(result)
             if images is not None:
-                origins = of_result.expand(result.shape).flatten().long()
-                images = images.expand(result.shape).flatten()[origins > 0]
-                origins = origins[origins > 0] - 1
-                filled[origins] = filled[origins].maximum(images)
+                origins = of_result.expand(result.shape).flatten().long() - 1
+                is_moved = origins >= 0  # all others are padding
+                origins = origins[is_moved]
+                images = images.expand(result.shape).flatten()[is_moved]
+                filled[origins] = filled[origins].maximum(images)  # -1 where there is no image
+        # labels count from 1 on, and numbers from 0
         numbers_by_value[source] = _filled(filled.reshape(source.shape) + 1) - 1
 
 

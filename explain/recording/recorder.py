@@ -153,6 +153,7 @@ class PassRecorder(NotForCompilers, TorchDispatchMode):  # type: ignore[no-untyp
             leaves = "to_mkldnn()"  # what follows are no operators
         if leaves is not None and any(_can_be_lost(value) for value in values):
             self.leave(leaves)
+        # drawn at random or the like, or made of constants alone
         if facts.is_constant or {value.kind for value in values} <= {"constant"}:
             return self._run_unrecorded(operator, args, kwargs, written)
         if noted.unknown:  # constants, which become values only where a step reads them
@@ -161,7 +162,7 @@ class PassRecorder(NotForCompilers, TorchDispatchMode):  # type: ignore[no-untyp
             noted = self._noted(facts, args, kwargs)
             values = noted.values
         step = self._step(operator, noted.args, noted.kwargs, running, writes)
-        step.inputs = values
+        step.inputs = values  # what the property would look for again
         overwritten = self._values_of(written) if written else set()
         # what only views and copies have read need not be kept when it is overwritten
         if not facts.is_view and facts.name != "clone":

@@ -318,7 +318,8 @@ class Running:
         """The call itself, or the one that the graph's node that runs was part of."""
         if self.nodes is None or self.frame is None:
             return self
-        # a graph is run as code: one line for each node, which is assigned to the node's name
+        # a graph is run as code: one line for each node, which is assigned to the node's name, with
+        # or without a type: "name : type = ..."
         line = linecache.getline(self.frame.f_code.co_filename, self.frame.f_lineno)
         name = line.partition("=")[0].partition(":")[0]
         return self.nodes.get(name.strip(), self)
@@ -435,7 +436,7 @@ _PLAIN_CODES: dict[int, types.CodeType] = {}
 def _forward_codes() -> Mapping[int, type[torch.autograd.Function]]:
     """The functions with a derivative of their own, by the id of the code of their ``forward``."""
     functions = torch.autograd.Function.__subclasses__()
-    for function in functions:
+    for function in functions:  # the list grows meanwhile, by subclasses of subclasses
         functions += function.__subclasses__()
     return _codes_of(tuple(functions))
 
