@@ -431,9 +431,13 @@ def left_as_found(module: nn.Module) -> Iterator[None]:
     """Call a module only to look at it: hooks of groups do not run, and what it writes and draws at
     random is put back."""
     devices = {parameter.device for parameter in parameters_of(module) if parameter.is_cuda}
+    # they copy when they are made; only `__exit__`, which restores, is needed
     states: list[_WrittenState | _RandomState] = list(map(_RandomState, (_CPU, *devices)))
-    # normalisations write their statistics in training mode alone
-    states.append(_WrittenState(modules_of(module), normalisations=module.training))
+    parts = modules_of(module)
+    # normalisations write their statistics in training mode, which one may be in alone; a frozen
+    # program has no mode
+    is_training = any(getattr(part, "training", False) for part in parts)
+    states.append(_WrittenState(parts, normalisations=is_training))
     were_off = acting.are_off
     try:
         acting.are_off = True

@@ -272,14 +272,16 @@ class Drawing(nn.Module):
         return self.attention(*3 * (self.norm(x),), need_weights=False)[0]
 
 
-def test_the_look_at_a_layer_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_the_look_at_a_layer_leaves_nothing_behind(training: bool) -> None:
     x = random(0, 3, 5, 4).float()
     outputs = []
     states = []
     seen: list[str] = []
     for hooked in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(Drawing()).train()
+        model = nn.Sequential(Drawing()).train(training)
+        model[0].norm.train()  # a normalisation may train inside a module that does not
         torch.manual_seed(1)
         seen.clear()
         with HookGroup(model) as group:
