@@ -295,6 +295,26 @@ def test_the_look_at_a_layer_leaves_nothing_behind(training: bool) -> None:
     assert_close(*states)
 
 
+def test_a_module_inside_an_attention_may_be_switched_alone() -> None:
+    class WithDropout(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dropout((x @ x.mT).softmax(-1)) @ x
+
+    model = nn.Sequential(WithDropout()).eval()
+    x = random(0, 3, 5, 4)
+    seen: list[Tensor] = []
+    with HookGroup(model) as group:
+        group.forward("0:heads", lambda module, args, heads: seen.append(heads.detach()))
+        outputs = [model(x)]
+        model[0].dropout.train()
+        outputs.append(model(x))
+    assert_close([heads.reshape(x.shape) for heads in seen], outputs)
+
+
 def test_hooks_inside_and_around_an_attention_see_what_is_edited() -> None:
     layer = nn.MultiheadAttention(4, 2, batch_first=True).double()
     after = nn.Linear(4, 4).double()
