@@ -129,7 +129,7 @@ class AttentionHook:
         """Record a call of the module on copies of its arguments, and look for the part in it."""
         requirement = f"{self._where} must compute its heads in one tensor"
         copies: dict[int, Tensor] = {}  # the module may write into its arguments
-        memo: dict[int, Any] = {}
+        memo: dict[int, Any] = {}  # so that tensors which share memory do so in the copies too
 
         def copied(path: nested.Path, tensor: Tensor) -> Tensor:
             """A copy of an argument that lies in memory as it does; of one that is there twice, the

@@ -157,11 +157,13 @@ class Capture:
         self._overwritable: list[tuple[str, torch.Tensor, int]] = []
         """Tensors without a history whose memory may yet be overwritten through a view that has
         one: the layer, the tensor, and its version before."""
-        places: dict[str, LayerPlace] = {}
+        # hooks are registered once for a layer, whichever of its calls are named
+        place_by_layer: dict[str, LayerPlace] = {}
         for name in layers:
             place = place_of(name, self._model)
             layer = place.layer
-            places[layer] = self._places[name] = place
+            self._places[name] = place
+            place_by_layer[layer] = place
             self._calls[layer] = []
             if gradients is True or (gradients and name in gradients):
                 # with `once`, the caller chooses among all calls by `sources_of`
@@ -169,7 +171,7 @@ class Capture:
         # with `once`, a pass needs no beginning, but for the inputs that `cut=False` replaces
         if self._wanted and (not once or not cut):
             put_swap(group, self._model, InputSwap(self._begin_pass, self.end_pass))
-        for layer, place in places.items():
+        for layer, place in place_by_layer.items():
             if place.of_attention:
                 group.forward(layer, partial(self._leave_attention, layer))
             elif place.part:

@@ -249,6 +249,7 @@ def _parts(tensor: Tensor, length: int) -> Iterator[Tensor]:
 def _run(step: Step, tensors: Mapping[Value, Tensor]) -> Tensors:
     """Compute a step again. Where a hook has given a layer's output more samples, the step is run
     for each part of as many samples as were recorded."""
+    # where the program itself has turned gradients off, they stay off
     with torch.set_grad_enabled(torch.is_grad_enabled() and step.has_gradient):
         # how many times as many samples as were recorded
         growths = (
