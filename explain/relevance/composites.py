@@ -195,9 +195,9 @@ _RULES: dict[str, Rules] = {
     "Gradient": ((_MAPS, Gradient()),),
     # Montavon et al., 2019: with the flat rule or z^B at the input, and gamma at convolutions
     **{
-        f"Epsilon{a}{i}": (*_AT_THE_INPUT[i], *_ABOVE[a], _EPSILON)
-        for a in _ABOVE
-        for i in _AT_THE_INPUT
+        f"Epsilon{above}{at_input}": (*_AT_THE_INPUT[at_input], *_ABOVE[above], _EPSILON)
+        for above in _ABOVE
+        for at_input in _AT_THE_INPUT
     },
     "EpsilonGammaBox": (_BOX, (_CONVOLUTIONS, Gamma(0.25)), _EPSILON),
     # The weights of attention are constants (Ali et al., ICML 2022).
