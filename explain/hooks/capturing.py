@@ -278,6 +278,7 @@ class Capture:
         """The gradient in a record's first tensor: the sum of ``gradients`` with respect to its
         `sources_of`, in their order. None if the score does not depend on it."""
         total = None
+        # `sources_of` puts behind these the ones that are only requested with them
         for gradient in gradients[: len(self._sources[record].summed)]:
             if gradient is not None:
                 total = gradient if total is None else total + gradient

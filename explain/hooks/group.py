@@ -402,7 +402,7 @@ class HookGroup(SignalSafe["HookGroup"]):
             fn, [name for name, _, _ in places], kind, options["with_kwargs"]
         )
         for number, (name, place, module) in enumerate(places):
-            hooks = handle.hooks[number : number + 1]
+            hooks = handle.hooks[number : number + 1]  # a function of this package has none
             hook = _hook_of(handle, fn, number)
             # a name with a call (`@1`): the hook acts on that call alone
             counter = None if place.call is None else CallCounter(place.call, name)

@@ -92,8 +92,8 @@ class Registered:
         # PyTorch notes in other dictionaries of the module, by the hook's number, how it is called
         for reference in self.handle.extra_dict_ref:
             flags = reference()
-            # these are copied later than the hooks: `deepcopy` takes what the memo has by then,
-            # which is a copy without this hook, nor those that were met before it
+            # these are copied later than the hooks: `deepcopy` takes what the memo has by then, a
+            # copy without this hook and those of this package that were met before it
             copied_flags = memo.setdefault(id(flags), copy.copy(flags))
             copied_flags.pop(number, None)
         return _does_nothing

@@ -54,7 +54,8 @@ def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tens
     these images; those of one image, ``(1, ...)``, are for all. An error names their ``owner``."""
     if len(values) == 1:
         return values
-    # parts that run on fewer samples than others have a numbering of their own, of that length
+    # parts that run on fewer samples than others have a numbering of their own, of that length;
+    # two of one length would be the same
     image_of_sample = next(
         (numbers for numbers in _numbering.image_numbers if len(numbers) == count), None
     )

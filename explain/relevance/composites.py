@@ -255,10 +255,12 @@ class PropagationResult:
         taken = dict(flow.taken)
         # operations without a rule: the cause is the operation's name
         for cause, arrived in flow.watched.items():
+            # less than this may be the rounding errors of the sums
             rounding = 1e3 * torch.finfo(arrived.dtype).eps
             if not flow.lost(cause, rounding):
                 del taken[cause]  # the operation conserves relevance
             elif cause not in self.missed and flow.lost(cause, _MATERIAL):
+                # steps without a rule are counted under "gradient", by their name
                 missed[cause] += self.covered["gradient", cause]
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 
