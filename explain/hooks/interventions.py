@@ -171,7 +171,8 @@ class Patch(Intervention):
         try:
             values = activations_of(model, self.layer, self.values)
         except Exception as error:
-            # other errors than these mean that the model does not take the tensor as an input
+            # errors of the run, such as of missing memory or a wrong device, are the caller's; any
+            # other means that the model does not take the tensor as an input
             is_of_run = isinstance(error, (ExplainError, MemoryError)) or came_by_signal(error)
             is_of_run = is_of_run or "memory" in str(error) or "device" in str(error)
             if self.from_input or not is_tensor or is_of_run:

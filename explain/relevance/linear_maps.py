@@ -123,7 +123,7 @@ def linear_map(step: Step, signals: AbstractSet[Value]) -> LinearMap | None:
 def _convolution(step: Step, x: Value) -> LinearMap | None:
     """The map of a convolution, by its weight."""
     signal, constant, bias = step.args[:3]
-    if x is not signal:
+    if x is not signal:  # the weight or bias is computed from the input
         return None
     weight = _plain(constant.tensor)
     channels = 1 - weight.ndim
