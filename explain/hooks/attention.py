@@ -48,7 +48,7 @@ class AttentionRecord:
         """Whose image each head is, ``(M,)``; None if that is not known."""
         if attention.weights.value not in images and self.tokens is not None:
             # weights that change with no image: heads on the same tokens count as of one image
-            self.images = torch.unique(self.tokens, dim=0, return_inverse=True)[1]
+            _, self.images = torch.unique(self.tokens, dim=0, return_inverse=True)
 
     @property
     def shape(self) -> Sequence[int]:

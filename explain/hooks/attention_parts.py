@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from explain._utils import nested
 from explain._utils.errors import HookError
+from explain._utils.modules import modules_of
 from explain._utils.signals import deferring_signals
 from explain.hooks.handles import acting, called_as_hook
 from explain.hooks.preserve import (
@@ -107,7 +108,8 @@ class AttentionHook:
             layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
             tensor_kinds.append((path, number, tensor.requires_grad, layout))
         settings = (
-            module.training,
+            # of all modules inside, which a caller may switch alone; a frozen program has no mode
+            *[getattr(part, "training", None) for part in modules_of(module)],
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled(tensors[0][1].device.type if tensors else "cpu"),
@@ -127,7 +129,7 @@ class AttentionHook:
         """Record a call of the module on copies of its arguments, and look for the part in it."""
         requirement = f"{self._where} must compute its heads in one tensor"
         copies: dict[int, Tensor] = {}  # the module may write into its arguments
-        memo: dict[int, Any] = {}
+        memo: dict[int, Any] = {}  # so that tensors which share memory do so in the copies too
 
         def copied(path: nested.Path, tensor: Tensor) -> Tensor:
             """A copy of an argument that lies in memory as it does; of one that is there twice, the

@@ -157,11 +157,13 @@ class Capture:
         self._overwritable: list[tuple[str, torch.Tensor, int]] = []
         """Tensors without a history whose memory may yet be overwritten through a view that has
         one: the layer, the tensor, and its version before."""
-        places: dict[str, LayerPlace] = {}
+        # hooks are registered once for a layer, whichever of its calls are named
+        place_by_layer: dict[str, LayerPlace] = {}
         for name in layers:
             place = place_of(name, self._model)
             layer = place.layer
-            places[layer] = self._places[name] = place
+            self._places[name] = place
+            place_by_layer[layer] = place
             self._calls[layer] = []
             if gradients is True or (gradients and name in gradients):
                 # with `once`, the caller chooses among all calls by `sources_of`
@@ -169,7 +171,7 @@ class Capture:
         # with `once`, a pass needs no beginning, but for the inputs that `cut=False` replaces
         if self._wanted and (not once or not cut):
             put_swap(group, self._model, InputSwap(self._begin_pass, self.end_pass))
-        for layer, place in places.items():
+        for layer, place in place_by_layer.items():
             if place.of_attention:
                 group.forward(layer, partial(self._leave_attention, layer))
             elif place.part:
@@ -276,6 +278,7 @@ class Capture:
         """The gradient in a record's first tensor: the sum of ``gradients`` with respect to its
         `sources_of`, in their order. None if the score does not depend on it."""
         total = None
+        # `sources_of` puts behind these the ones that are only requested with them
         for gradient in gradients[: len(self._sources[record].summed)]:
             if gradient is not None:
                 total = gradient if total is None else total + gradient

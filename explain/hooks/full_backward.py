@@ -32,6 +32,7 @@ class _Gate(torch.autograd.Function):
         ctx.act = act
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(*tensors[:count])
+        # a module may overwrite what it gets, which autograd allows of no leaf
         aliases = [
             tensor.clone() if tensor.is_leaf else tensor.detach() for tensor in tensors[count:]
         ]
@@ -254,20 +255,21 @@ def _through(
             "backward hooks on modules must run outside transforms of torch.func; leave the "
             "transform out"
         )
-    # tensors that the call itself made (since sequence number `began`), and that are no views, keep
-    # their identity; for the others an alias stands
-    first_places: dict[int, int] = {}  # a tensor may occur several times
+    # tensors that the call itself made (since sequence number `began`; none of its inputs), and
+    # that are no views, keep their identity; for the others an alias stands
+    first_places: dict[int, int] = {}  # of a tensor that occurs several times, the first
     for i in reversed(tensor_places):
         node = values[i].grad_fn
         if node is not None and node._sequence_nr() >= began and not values[i]._is_view():
             first_places[id(values[i])] = i
     kept_places = sorted(first_places.values())
     aliased_places = [i for i in tensor_places if i not in kept_places]
+    # they note the version counters when they are made, before the gate raises them
     keepers = [_unsafe_preserve_version_counter(values[i]) for i in kept_places]
     gated = _Gate.apply(
         on_gradients, len(kept_places), *(values[i] for i in (*kept_places, *aliased_places))
     )
-    for keeper in keepers:  # restores the version counters, since no value has changed
+    for keeper in keepers:  # and restore them, since no value has changed
         keeper.__exit__()
     for i, alias in zip(aliased_places, gated[len(kept_places) :], strict=True):
         gated_values[i] = alias

@@ -370,6 +370,7 @@ class HookGroup(SignalSafe["HookGroup"]):
         where = f"Node {node.name()}"
         handle = self._in_graph(register, GradientHook, fn, where, direction, argument_names)
         if node.name().endswith("AccumulateGrad"):
+            # the method holds the list, and so the Node, until it is called last
             handle.undo.insert(0, [node].clear)
         return handle
 
@@ -401,7 +402,7 @@ class HookGroup(SignalSafe["HookGroup"]):
             fn, [name for name, _, _ in places], kind, options["with_kwargs"]
         )
         for number, (name, place, module) in enumerate(places):
-            hooks = handle.hooks[number : number + 1]
+            hooks = handle.hooks[number : number + 1]  # a function of this package has none
             hook = _hook_of(handle, fn, number)
             # a name with a call (`@1`): the hook acts on that call alone
             counter = None if place.call is None else CallCounter(place.call, name)
@@ -604,6 +605,7 @@ def put(
 def put_node_pre(group: HookGroup, node: Node, fn: Callable[..., Any]) -> None:
     """Register a hook of this package that runs before a Node, for backward passes in any thread.
     Several hooks on one Node run in the order in which they are put."""
+    # the method `clear` holds the list, and so the Node, which would die with its hook otherwise
     group._undo += ([node].clear, Registered(fn, node.register_prehook, None).handle.remove)
 
 

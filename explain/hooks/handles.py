@@ -84,14 +84,18 @@ class Registered:
         if id(hooks) in memo:  # the module's dictionary of hooks is being copied
             copied_hooks = memo[id(hooks)]
             # It gets an entry for this hook when this function has returned. The token is freed
-            # with the memo, when the copy is complete, and then takes that entry away.
+            # with the memo, when the copy is complete, and then takes that entry away. Any object
+            # that can be referred to weakly would do.
             token = set[int]()
             weakref.finalize(token, copied_hooks.pop, number, None)
             memo[id(token)] = token
+        # PyTorch notes in other dictionaries of the module, by the hook's number, how it is called
         for reference in self.handle.extra_dict_ref:
             flags = reference()
-            # Flags about hooks are copied later than the hooks: the memo gets a copy without this.
-            memo.setdefault(id(flags), copy.copy(flags)).pop(number, None)
+            # these are copied later than the hooks: `deepcopy` takes what the memo has by then, a
+            # copy without this hook and those of this package that were met before it
+            copied_flags = memo.setdefault(id(flags), copy.copy(flags))
+            copied_flags.pop(number, None)
         return _does_nothing
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -89,31 +89,33 @@ def with_interventions(
         if isinstance(change, Replace) and isinstance(change.by, nn.Module)
     ]
     with inserting(model, _inserted_modules(replacements)), HookGroup(model) as group:
-        parts_of_intervention = {
+        placed_by_intervention = {
             intervention: _placed(intervention, model) for intervention in new_interventions
         }
         # values are taken from the model with inserted modules, but without other interventions
         with HookGroup(model) as replacements_alone:
             for replacement in replacements:
-                for part in parts_of_intervention[replacement]:
-                    _apply(replacements_alone, part, _ModelCalls(), model, grids_of_image)
+                for placed in placed_by_intervention[replacement]:
+                    _apply(replacements_alone, placed, _ModelCalls(), model, grids_of_image)
             bound = {
-                change: tuple(part.bound(model) for part in parts)
-                for change, parts in parts_of_intervention.items()
+                intervention: tuple(placed.bound(model) for placed in all_placed)
+                for intervention, all_placed in placed_by_intervention.items()
             }
-        parts = tuple(part for bound_parts in bound.values() for part in bound_parts)
+        bound_interventions = tuple(
+            placed for all_placed in bound.values() for placed in all_placed
+        )
         model_calls = _ModelCalls()
         group.forward_pre("", model_calls.begin, with_kwargs=True)
-        for part in parts:
-            _apply(group, part, model_calls, model, grids_of_image)
+        for placed in bound_interventions:
+            _apply(group, placed, model_calls, model, grids_of_image)
         _interventions.active[model] = {**outer_interventions, **bound}
         try:
-            yield parts
+            yield bound_interventions
         finally:
             _interventions.active[model] = outer_interventions
-        idle = [part for part in parts if part not in model_calls.acted]
+        idle = [placed for placed in bound_interventions if placed not in model_calls.acted]
         if model_calls.count and idle:  # the model has run
-            are_of_attention = any(place_of(part.layer, model).of_attention for part in idle)
+            are_of_attention = any(place_of(placed.layer, model).of_attention for placed in idle)
             or_else = f", or {NO_ATTENTION}" if are_of_attention else ""
             warn(
                 f"interventions had no effect, since their layers did not run{or_else}: "
@@ -197,7 +199,7 @@ def _apply(
             )
         shape = tuple(values.shape)
         counts = {model_calls.image_count, *sample_counts()}
-        # ``(T, N, C)``
+        # tokens may come before the samples, ``(T, N, C)``, in sequence-first transformers
         tokens_first = values.ndim == 3 and shape[0] not in counts and shape[1] in counts
         # places of one image cannot be told where a layer runs on parts, such as windows
         if intervention.of_places and len(values) not in counts and not tokens_first:

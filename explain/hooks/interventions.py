@@ -30,7 +30,8 @@ class _SampleNumbering(threading.local):
     """Which of the explained images each sample of a batch belongs to, in this thread."""
 
     image_numbers: tuple[torch.Tensor, ...] = ()
-    """For each size of batch that parts run with, the image ``(b,)`` of each sample."""
+    """For each length b of batch that parts of the network run with, the image ``(b,)`` of each
+    sample: what lies before a perturbed layer may run on fewer samples than what lies behind it."""
 
 
 _numbering = _SampleNumbering()
@@ -53,13 +54,16 @@ def values_for_batch(values: torch.Tensor, count: int, owner: str) -> torch.Tens
     these images; those of one image, ``(1, ...)``, are for all. An error names their ``owner``."""
     if len(values) == 1:
         return values
+    # parts that run on fewer samples than others have a numbering of their own, of that length;
+    # two of one length would be the same
     image_of_sample = next(
         (numbers for numbers in _numbering.image_numbers if len(numbers) == count), None
     )
     # values of fewer images than are explained cannot be indexed; the error below says so
     if image_of_sample is not None and int(image_of_sample.max()) < len(values):
         return values[image_of_sample.to(values.device)]
-    # an explanation also runs its first image alone, as when layers are looked for
+    # Explanations run inside `untouched`, and also their first image alone, as when layers are
+    # looked for. Elsewhere, a batch of one image with values for several is a mistake.
     if count == 1 and is_in_untouched_block():
         return values[:1]
     if len(values) != count:
@@ -167,12 +171,13 @@ class Patch(Intervention):
         try:
             values = activations_of(model, self.layer, self.values)
         except Exception as error:
-            # other errors mean that the model does not take the tensor
+            # errors of the run, such as of missing memory or a wrong device, are the caller's; any
+            # other means that the model does not take the tensor as an input
             is_of_run = isinstance(error, (ExplainError, MemoryError)) or came_by_signal(error)
             is_of_run = is_of_run or "memory" in str(error) or "device" in str(error)
             if self.from_input or not is_tensor or is_of_run:
                 raise
-            return self  # so these are values
+            return self  # so these are values of the layer
         # the model takes the tensor, but it also has the shape of the layer's output
         if self.from_input is None and is_tensor and self.values.shape[1:] == values.shape[1:]:
             raise HookError(
@@ -261,6 +266,7 @@ class Ablate(Intervention):
                 f"{self} by a baseline must be on a map (N, C, H, W), got {tuple(values.shape)}"
             )
         maps = values.movedim(axes.channel_dim, 1)
+        # a baseline takes (N, C, H, W), and a mask of what stays, which broadcasts
         keep_nothing = torch.zeros_like(maps[:1, :1])
         covered: torch.Tensor = self.by(maps, keep_nothing)
         return covered.to(values).movedim(1, axes.channel_dim)
@@ -353,6 +359,7 @@ class Project(Intervention):
                 f"directions of {self} must have the layer's {channels} "
                 f"channels and not be zero, got {tuple(directions.shape)}"
             )
+        # an orthonormal basis of their span; divided first, so that their length plays no part
         _, singular_values, right_vectors = torch.linalg.svd(
             directions / directions.abs().max(), full_matrices=False
         )
@@ -361,6 +368,7 @@ class Project(Intervention):
         is_direction = singular_values > singular_values.max() * rounding
         basis = right_vectors[is_direction].to(values)
         vectors = values.movedim(axes.channel_dim, -1)
+        # what is taken out is measured from zero, or from `towards`
         offsets = vectors
         if self.towards is not None:
             offsets = vectors - torch.as_tensor(self.towards).to(values)

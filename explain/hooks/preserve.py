@@ -183,6 +183,7 @@ def _train(module: nn.Module, mode: bool = True) -> Any:
         held = _held_modes.get(id(module))
         # calls from within an explanation, by the network itself, are not to last
         is_from_outside = held is not None and _current.block is None
+        # evaluation mode, which `train(False)` sets, is what explanations run in
         if held is not None and is_from_outside and mode is True:
             held.disturb()
         result = _plain_train(module, mode)
@@ -249,12 +250,12 @@ class _WrittenState:
                 container.clear()
                 put_in = container.update if isinstance(container, dict) else container.extend
                 put_in(content)
-        for tensor, copied, earlier in self._copies:
-            if not _is_same(tensor, copied, earlier):
+        for tensor, values_before, version_before in self._copies:
+            if not _is_same(tensor, values_before, version_before):
                 with torch.no_grad():
                     if tensor.grad_fn is not None:  # what the pass has written has a history
                         tensor.detach_()
-                    tensor.resize_(copied.shape).copy_(copied)
+                    tensor.resize_(values_before.shape).copy_(values_before)
 
 
 def _identities(container: Any) -> list[list[int]]:
@@ -310,13 +311,13 @@ def findings_of(model: nn.Module) -> dict[Any, Any]:
     return findings
 
 
-def _is_same(tensor: torch.Tensor, copied: torch.Tensor, earlier: int) -> bool:
+def _is_same(tensor: torch.Tensor, values_before: torch.Tensor, version_before: int) -> bool:
     """Whether a buffer still has the values of its copy from before the pass; by its version where
     values cannot be compared."""
     try:
-        return torch.equal(tensor, copied)
+        return torch.equal(tensor, values_before)
     except RuntimeError:  # not every kind of tensor can be compared
-        return _version(tensor) == earlier
+        return _version(tensor) == version_before
 
 
 class _TorchState(SignalSafe[None]):
@@ -368,6 +369,7 @@ class _TorchState(SignalSafe[None]):
         torch.set_autocast_cache_enabled(self._caching)
         while _autocast_nesting() > self._nesting:
             torch.autocast_decrement_nesting()
+            # as the end of the outermost context does
             if not self._nesting:
                 torch.clear_autocast_cache()
 
@@ -431,9 +433,13 @@ def left_as_found(module: nn.Module) -> Iterator[None]:
     """Call a module only to look at it: hooks of groups do not run, and what it writes and draws at
     random is put back."""
     devices = {parameter.device for parameter in parameters_of(module) if parameter.is_cuda}
+    # they copy when they are made; only `__exit__`, which restores, is needed
     states: list[_WrittenState | _RandomState] = list(map(_RandomState, (_CPU, *devices)))
-    # normalisations write their statistics in training mode alone
-    states.append(_WrittenState(modules_of(module), normalisations=module.training))
+    parts = modules_of(module)
+    # normalisations write their statistics in training mode, which one may be in alone; a frozen
+    # program has no mode
+    is_training = any(getattr(part, "training", False) for part in parts)
+    states.append(_WrittenState(parts, normalisations=is_training))
     were_off = acting.are_off
     try:
         acting.are_off = True
@@ -674,7 +680,7 @@ def _copied(model: nn.Module, share: bool) -> nn.Module:
             *module._buffers.values(),
             *vars(module).values(),
         ):
-            # deepcopy refuses tensors with a history
+            # deepcopy takes what the memo has for the copy; it refuses tensors with a history
             if isinstance(tensor, torch.Tensor) and (share or not tensor.is_leaf):
                 memo[id(tensor)] = tensor if share else tensor.detach().clone()
     copied_model = copy.deepcopy(model, memo)

@@ -77,10 +77,10 @@ class OpenProgram(nn.Module):
         self._layers = _layers_of(paths)
         for step, names in paths.items():
             module: nn.Module = self
-            for name in names:
+            for depth, name in enumerate(names, start=1):
                 if name not in module._modules:
                     # as listings show the type of the layer itself, and of those around it
-                    type_name = step.name if name is names[-1] else "Layers"
+                    type_name = step.name if depth == len(names) else "Layers"
                     module.add_module(name, type(type_name, (ProgramLayer,), {})())
                 module = module.get_submodule(name)
         self.opened_for = shapes
@@ -249,6 +249,7 @@ def _parts(tensor: Tensor, length: int) -> Iterator[Tensor]:
 def _run(step: Step, tensors: Mapping[Value, Tensor]) -> Tensors:
     """Compute a step again. Where a hook has given a layer's output more samples, the step is run
     for each part of as many samples as were recorded."""
+    # where the program itself has turned gradients off, they stay off
     with torch.set_grad_enabled(torch.is_grad_enabled() and step.has_gradient):
         # how many times as many samples as were recorded
         growths = (

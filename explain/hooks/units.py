@@ -136,6 +136,7 @@ class Axes:
                 f"channels of {self._what} must be in a dimension that is clear, got "
                 f"{self._shape}; give channel_dim="
             )
+        # the only dimension of several numbers; or else the second, as of (N, C, H, W)
         return wide[0] if len(wide) == 1 else 1
 
     @cached_property
@@ -186,8 +187,8 @@ class Axes:
         """The numbers of rows and columns of a layer's map, or of the grid that its tokens lie
         on."""
         if self._of_tokens:
-            grid = self._grid_of_tokens
-            return grid.height, grid.width
+            grid_of_tokens = self._grid_of_tokens
+            return grid_of_tokens.height, grid_of_tokens.width
         if len(self.places) < 2:
             raise HookError(f"{self._what} must be on a layer with a map, got {self._shape}")
         rows, columns = self.places[-2:]
@@ -208,15 +209,15 @@ class Axes:
         """A boolean grid ``(rows, columns)`` that is true at the given positions; negative ones
         count from the end."""
         height, width = self.grid()
-        grid = torch.zeros(height, width, dtype=torch.bool, device=self._device)
+        chosen = torch.zeros(height, width, dtype=torch.bool, device=self._device)
         for row, column in positions:
             if not (-height <= row < height and -width <= column < width):
                 raise HookError(
                     f"positions of {self._what} must be within {height} × {width}, got "
                     f"{(row, column)}"
                 )
-            grid[row, column] = True
-        return grid
+            chosen[row, column] = True
+        return chosen
 
     def of_region(self, region: Sequence[float]) -> torch.Tensor:
         """A mask that broadcasts to the layer's values, true at positions that look at a region of
@@ -241,15 +242,15 @@ class Axes:
         in_region: torch.Tensor = (ys >= y0) & (ys < y1) & (xs >= x0) & (xs < x1)
         return self.on_grid(in_region)
 
-    def on_grid(self, grid: torch.Tensor) -> torch.Tensor:
+    def on_grid(self, chosen: torch.Tensor) -> torch.Tensor:
         """A boolean grid ``(rows, columns)`` as a mask that broadcasts to the layer's values;
         tokens off the grid are false."""
         if not self._of_tokens:
-            return self._laid_along(self.places[-2:], grid)
+            return self._laid_along(self.places[-2:], chosen)
         token_of_position = list(self._grid_of_tokens.tokens)
         dim = self.places[-1]
-        mask = grid.new_zeros(self._shape[dim])
-        mask[token_of_position] = grid.flatten()
+        mask = chosen.new_zeros(self._shape[dim])
+        mask[token_of_position] = chosen.flatten()
         return self._laid_along([dim], mask)
 
     def _along(self, dim: int, chosen: Sequence[int], name: str) -> torch.Tensor:

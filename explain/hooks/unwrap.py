@@ -59,7 +59,8 @@ def hookable(model: nn.Module) -> dict[str, nn.Module]:
             continue
         if isinstance(module, torch.jit.ScriptModule):
             closed = (*closed, f"{name}.")
-        if isinstance(module, OpenProgram):  # its own layers take hooks
+        # its own layers take hooks; the name of the model itself is empty
+        if isinstance(module, OpenProgram):
             closed = (*closed, f"{name}.program".removeprefix("."))
         if not isinstance(module, RecursiveScriptModule):  # as a traced one, which takes hooks
             modules[name] = module

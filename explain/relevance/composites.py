@@ -195,9 +195,9 @@ _RULES: dict[str, Rules] = {
     "Gradient": ((_MAPS, Gradient()),),
     # Montavon et al., 2019: with the flat rule or z^B at the input, and gamma at convolutions
     **{
-        f"Epsilon{a}{i}": (*_AT_THE_INPUT[i], *_ABOVE[a], _EPSILON)
-        for a in _ABOVE
-        for i in _AT_THE_INPUT
+        f"Epsilon{above}{at_input}": (*_AT_THE_INPUT[at_input], *_ABOVE[above], _EPSILON)
+        for above in _ABOVE
+        for at_input in _AT_THE_INPUT
     },
     "EpsilonGammaBox": (_BOX, (_CONVOLUTIONS, Gamma(0.25)), _EPSILON),
     # The weights of attention are constants (Ali et al., ICML 2022).
@@ -255,10 +255,12 @@ class PropagationResult:
         taken = dict(flow.taken)
         # operations without a rule: the cause is the operation's name
         for cause, arrived in flow.watched.items():
+            # less than this may be the rounding errors of the sums
             rounding = 1e3 * torch.finfo(arrived.dtype).eps
             if not flow.lost(cause, rounding):
                 del taken[cause]  # the operation conserves relevance
             elif cause not in self.missed and flow.lost(cause, _MATERIAL):
+                # steps without a rule are counted under "gradient", by their name
                 missed[cause] += self.covered["gradient", cause]
         return Coverage(dict(by_kind), dict(missed), by_rule, taken, self.composite.name)
 

@@ -96,16 +96,18 @@ def constant_part(step: Step) -> Tensor:
     signals = {step.inputs[position] for position in step.signals}
     constant_shapes = [value.shape for value in step.inputs if value not in signals]
 
-    def without_signal(value: Value) -> Tensor:
-        """Zeros in the place of a signal."""
+    def constant_or_zeros(value: Value) -> Tensor:
+        """A constant itself; zeros in the place of a signal."""
         if value not in signals:
             return value.tensor
-        if step.kind == "sum":  # in the constants' shape, which a sum in place can write into
+        # zeros in the signal's shape would spread a bias over all positions; in a sum in place
+        # (`add_`), the constants are written into them, so that they cannot be a single one either
+        if step.kind == "sum":
             shape: Any = torch.broadcast_shapes(*constant_shapes)  # type: ignore[no-untyped-call]
             return value.tensor.new_zeros(shape)
         return torch.zeros_like(value.tensor)
 
-    return step.recorded.run(without_signal)[step.output]
+    return step.recorded.run(constant_or_zeros)[step.output]
 
 
 def uninspected(steps: Iterable[RecordedStep], leading: AbstractSet[Value]) -> Coverage:

@@ -29,7 +29,7 @@ class LinearMap:
     """The weight of the steps, without ``factor``."""
     bias: Tensor | None
     channels: int
-    """The dimension of the result that its channels run along."""
+    """The dimension of the result that channels run along, from the end: it may have no batch."""
     weight_channels: int | None = None
     """The dimension of the weight that the channels of the result run along; None where it is not
     known."""
@@ -86,7 +86,8 @@ class LinearMap:
         source = first.inputs[self.steps[0].inputs.index(self.x)]
         arrived = {self.steps[-1].output: gradient}
         steps = [first, *self.steps[1:]]
-        return walk_back(steps, arrived, {source}, {source, first.output})[source]
+        signals = {source, first.output}  # not the weight, whose gradient nobody asks for
+        return walk_back(steps, arrived, {source}, signals)[source]
 
 
 def signed(tensor: Tensor, sign: int) -> Tensor:
@@ -122,7 +123,7 @@ def linear_map(step: Step, signals: AbstractSet[Value]) -> LinearMap | None:
 def _convolution(step: Step, x: Value) -> LinearMap | None:
     """The map of a convolution, by its weight."""
     signal, constant, bias = step.args[:3]
-    if x is not signal:
+    if x is not signal:  # the weight or bias is computed from the input
         return None
     weight = _plain(constant.tensor)
     channels = 1 - weight.ndim
@@ -132,10 +133,10 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
     return LinearMap(
         x,
         constant,
-        [unbiased],
-        weight,
-        bias_by_channel,
-        channels,
+        steps=[unbiased],
+        step_weight=weight,
+        bias=bias_by_channel,
+        channels=channels,
         # (out, in / groups, ...), or transposed (in, out / groups, ...)
         weight_channels=1 if is_transposed else 0,
         groups=step.options["groups"] if is_transposed else 1,
@@ -154,9 +155,9 @@ def _deformed_convolution(step: Step, x: Value) -> LinearMap | None:
     return LinearMap(
         x,
         constant,
-        [unbiased],
-        constant.tensor,
-        bias_by_channel,
+        steps=[unbiased],
+        step_weight=constant.tensor,
+        bias=bias_by_channel,
         channels=-3,
         weight_channels=0,
     )
@@ -184,7 +185,13 @@ def _matrix_product(step: Step, x: Value) -> LinearMap | None:
     # of W x, the last dimension is that of x: its channels are none of W's
     weight_channels = weight.ndim - 1 if x is first else None
     return LinearMap(
-        x, constant, [unbiased], weight, bias, channels=-1, weight_channels=weight_channels
+        x,
+        constant,
+        steps=[unbiased],
+        step_weight=weight,
+        bias=bias,
+        channels=-1,
+        weight_channels=weight_channels,
     )
 
 
@@ -199,7 +206,8 @@ def weighted_sum(product: Step, x: Value, reader: Step) -> LinearMap | None:
     sizes = [1] * missing_dims + list(weight.shape)
     if all(sizes[dim] == 1 for dim in dims):
         return None
-    return LinearMap(x, other, [product, reader], weight, bias=None, channels=-1)
+    steps = [product, reader]
+    return LinearMap(x, other, steps=steps, step_weight=weight, bias=None, channels=-1)
 
 
 def _batch_norm(step: Step, x: Value) -> LinearMap | None:
@@ -207,7 +215,7 @@ def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     it; None for one by the statistics of the batch, which depend on x."""
     if is_by_batch(step):
         return None
-    ndim = len(x.shape) - 1
+    sample_ndim = len(x.shape) - 1
     bias = step.options["bias"]
     variance = step.options["running_var"]
     factor = (variance.tensor + step.args[-1]).rsqrt_()  # the last argument is epsilon
@@ -220,15 +228,15 @@ def _batch_norm(step: Step, x: Value) -> LinearMap | None:
     product = replace(
         step, operator=aten.mul.Tensor, args=(x, variance), kwargs={}, results=step.results[:1]
     )
-    weight_by_channel = along(factor, ndim)
-    bias_by_channel = along(shift, ndim)
+    weight_by_channel = along(factor, sample_ndim)
+    bias_by_channel = along(shift, sample_ndim)
     return LinearMap(
         x,
         variance,
-        [product],
-        weight_by_channel,
-        bias_by_channel,
-        channels=-ndim,
+        steps=[product],
+        step_weight=weight_by_channel,
+        bias=bias_by_channel,
+        channels=-sample_ndim,
         weight_channels=0,
     )
 

@@ -31,6 +31,7 @@ class _Stabilised(LinearRule):
         if self.absolute or not self.epsilon:
             return self.epsilon
         mean = flow.mean(sizes)
+        # the least number above zero, lest a tiny mean times epsilon becomes zero
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
         # where all denominators are zero, so is the relevance: 1 avoids 0 / 0
         return (mean * self.epsilon).clamp(min=least).masked_fill(mean == 0, 1)
@@ -198,7 +199,8 @@ class Gamma(_Stabilised):
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
         )
         denominators = denominators + stabiliser
-        # of R = z g: the sign cancels out with sign(z) in the contributions of the sizes
+        # Relevance R = z g over sign(z) times these is |z| g over these. The contributions of the
+        # sizes have a factor sign(z) too, and the two cancel out.
         share_of_z = size.mul_(gradient).div_(denominators)
         share_of_size = (gradient * z).div_(denominators)
         _take(
@@ -262,7 +264,7 @@ class _AtInput(_Stabilised):
         """Relevance over the stabilised z; where z is zero, the cause "no contributions" takes
         it."""
         stabiliser = self._stabiliser(flow, z.abs())
-        if not isinstance(stabiliser, Tensor):
+        if not isinstance(stabiliser, Tensor):  # `copysign` takes no number first
             stabiliser = z.new_full((), stabiliser)
         added = torch.copysign(stabiliser, z)
         is_zero = z == 0

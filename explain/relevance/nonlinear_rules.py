@@ -92,10 +92,11 @@ class ActivationPassThrough(_OfOneSignal):
 def _at_zero(step: Step, x: Tensor) -> Tensor | None:
     """An activation's value at zero, as a tensor that broadcasts to its result; None where it is 0
     everywhere, or not finite."""
-    zero = x.new_zeros([1] * min(x.ndim, 1))
+    # one zero is enough; for a single number, one without a dimension, as the result has none
+    zero = x.new_zeros([1] if x.ndim else [])
     with torch.no_grad():
         results = step.recorded.run(lambda value: zero if value is step.x else value.tensor)
-    at_zero = results[step.output].nan_to_num(0, 0, 0)
+    at_zero = results[step.output].nan_to_num(nan=0, posinf=0, neginf=0)
     return at_zero if bool(at_zero.any()) else None
 
 
@@ -232,13 +233,15 @@ class Balanced(RelevanceRule):
     def back(self, step: Step, gradient: Tensor, flow: RelevanceFlow) -> Sent:
         """LRP at a sum of two signals: their gradients, scaled for each image so that large
         opposite shares do not cancel out."""
-        # The plain gradient (the norm rule) gives each of them a share, and large shares of
-        # opposite signs cancel out. So each signal's shares are scaled, for each image, so that
-        # both together keep what arrived, in proportion to the magnitudes of their sums.
+        # By the plain gradient (LRP-0), the shares of the two signals add up, in an image, to s1
+        # (`first_sum`) and s2, and large ones of opposite signs cancel out. Here they are to add up
+        # to |s1| and |s2| out of |s1| + |s2| parts of what arrived, s1 + s2. So the shares of the
+        # first are multiplied by sign(s1) (s1 + s2) / (|s1| + |s2|); the second likewise.
         first_signal = step.inputs[0].tensor
         second_signal = step.inputs[1].tensor
         sign = -1 if step.name == "sub" else 1
         of_first = gradient.sum_to_size(first_signal.shape)
+        # the second signal is multiplied by `alpha` before it is added
         of_second = (sign * step.recorded.kwargs.get("alpha", 1) * gradient).sum_to_size(
             second_signal.shape
         )
@@ -247,18 +250,18 @@ class Balanced(RelevanceRule):
         total = first_sum + second_sum
         sum_of_sizes = first_sum.abs() + second_sum.abs()
         total_over_size = total / torch.where(sum_of_sizes == 0, 1, sum_of_sizes)
-        of_first = of_first * _spread(first_sum.sign() * total_over_size, of_first, step)
-        of_second = of_second * _spread(second_sum.sign() * total_over_size, of_second, step)
+        of_first = _scaled_by_image(of_first, first_sum.sign() * total_over_size, step)
+        of_second = _scaled_by_image(of_second, second_sum.sign() * total_over_size, step)
         return [of_first, of_second]
 
 
-def _spread(factors: Tensor, like: Tensor, step: Step) -> Tensor:
-    """One factor for each image ``(count,)``, in a shape that broadcasts to ``like``. Raises
-    MethodError if it is not known which image the values of that belong to."""
-    numbers = numbers_of(like, len(factors), step.images)
+def _scaled_by_image(gradient: Tensor, factors: Tensor, step: Step) -> Tensor:
+    """A gradient times the factor of the image that each value belongs to, of ``factors``
+    ``(count,)``. Raises MethodError if it is not known which image that is."""
+    numbers = numbers_of(gradient, len(factors), step.images)
     if numbers is None:
-        got = tuple(like.shape)
+        got = tuple(gradient.shape)
         raise MethodError(
             f"relevance must balance sums image by image, got shape {got}; explain one at a time"
         )
-    return factors[numbers.long()]
+    return gradient * factors[numbers.long()]

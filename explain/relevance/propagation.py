@@ -265,13 +265,14 @@ def numbers_of(tensor: Tensor, count: int, images: Tensor | None) -> Tensor | No
     if images is not None and fits(images, tensor.shape):
         return images
     if tensor.ndim and len(tensor) and len(tensor) % count == 0:
-        return _first(count, tensor)
+        return _image_by_image(tensor, count)
     if tensor.ndim > 1 and tensor.shape[1] == count:  # tokens come first: (T, N, C)
-        return _first(count, tensor[0]).unsqueeze(0)
+        return _image_by_image(tensor[0], count).unsqueeze(0)
     return None
 
 
-def _first(count: int, like: Tensor) -> Tensor:
-    """The image numbers of a tensor whose samples come image by image: ``(len(like), 1, ...)``."""
-    numbers = torch.arange(count, device=like.device, dtype=torch.int32)
-    return along(numbers.repeat_interleave(len(like) // count), like.ndim)
+def _image_by_image(tensor: Tensor, count: int) -> Tensor:
+    """The numbers of ``count`` images, for a tensor whose samples come image by image:
+    ``(len(tensor), 1, ...)``."""
+    numbers = torch.arange(count, device=tensor.device, dtype=torch.int32)
+    return along(numbers.repeat_interleave(len(tensor) // count), tensor.ndim)

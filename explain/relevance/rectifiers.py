@@ -113,6 +113,7 @@ def _without_negative_part(step: Step, signals: AbstractSet[Value]) -> Operation
     terms = [value for value in step.inputs if value in signals]
     if len(terms) != 2 or terms[0].shape != terms[1].shape:
         return None
+    # of a sum, either term may be x; of a difference, the first
     for position in (0,) if step.name == "sub" else (0, 1):
         x = terms[position]
         other = terms[1 - position]

@@ -16,8 +16,8 @@ from explain.relevance.linear_maps import LinearMap, linear_map, weighted_sum
 LINEAR = ("convolution", "dense", "matrixproduct", "batchnorm")
 """The kinds of steps that are linear maps."""
 _LINEAR_TRAITS = frozenset(["linear", "moves", "permutes", "resizes"])
-_POSITIONS = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}
-"""What the inputs of deformed convolutions and sampling are that are no signal."""
+_SCALE_OF_OPTION = {"offset": "position", "rois": "position", "grid": "position", "mask": "gate"}
+"""What the inputs of deformed convolutions and sampling are that are no signal, by their names."""
 
 
 @dataclass(eq=False)
@@ -240,7 +240,9 @@ def _scales(kind: str, step: RecordedStep, positions: Sequence[int]) -> dict[int
     if kind not in ("sampling", "convolution"):
         return {}
     options = step.options
-    of_inputs = {options[name]: scale for name, scale in _POSITIONS.items() if name in options}
+    of_inputs = {
+        options[name]: scale for name, scale in _SCALE_OF_OPTION.items() if name in options
+    }
     inputs = step.inputs
     return {
         position: of_inputs[inputs[position]]
@@ -309,6 +311,7 @@ def _followed_by(
         norm = linear_map(reader, {value})
         if norm is None or norm.bias is None:
             return None
+        # the weight of a normalisation's map is one factor for each channel
         return step.linear.then(norm.step_weight, norm.bias)
     if reader.name != "add" or len(reader.inputs) != 2 or step.kind == "batchnorm":
         return None

@@ -272,14 +272,16 @@ class Drawing(nn.Module):
         return self.attention(*3 * (self.norm(x),), need_weights=False)[0]
 
 
-def test_the_look_at_a_layer_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_the_look_at_a_layer_leaves_nothing_behind(training: bool) -> None:
     x = random(0, 3, 5, 4).float()
     outputs = []
     states = []
     seen: list[str] = []
     for hooked in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(Drawing()).train()
+        model = nn.Sequential(Drawing()).train(training)
+        model[0].norm.train()  # a normalisation may train inside a module that does not
         torch.manual_seed(1)
         seen.clear()
         with HookGroup(model) as group:
@@ -291,6 +293,26 @@ def test_the_look_at_a_layer_leaves_nothing_behind() -> None:
         assert seen == ["norm", "heads"][: 1 + hooked]
     assert_close(*outputs)
     assert_close(*states)
+
+
+def test_a_module_inside_an_attention_may_be_switched_alone() -> None:
+    class WithDropout(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dropout((x @ x.mT).softmax(-1)) @ x
+
+    model = nn.Sequential(WithDropout()).eval()
+    x = random(0, 3, 5, 4)
+    seen: list[Tensor] = []
+    with HookGroup(model) as group:
+        group.forward("0:heads", lambda module, args, heads: seen.append(heads.detach()))
+        outputs = [model(x)]
+        model[0].dropout.train()
+        outputs.append(model(x))
+    assert_close([heads.reshape(x.shape) for heads in seen], outputs)
 
 
 def test_hooks_inside_and_around_an_attention_see_what_is_edited() -> None:

@@ -119,6 +119,16 @@ class Branching(nn.Module):
         return self.head(self.second(y).relu().mean((2, 3)))
 
 
+def test_the_layers_of_a_program_are_listed_with_their_types() -> None:
+    first = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
+    net = nn.Sequential(first, nn.Sequential(nn.Flatten(), nn.Linear(8, 3)))
+    x = torch.ones(1, 3, 4, 4)
+    listed = explain.list_layers(torch.export.export(net.eval(), (x,)).module(), x)
+    types = {call.name: call.kind for call in listed}
+    assert types["0"] == types["1"] == "Layers"  # also where a layer in it has the same name
+    assert (types["0.0"], types["0.1"], types["1.1"]) == ("convolution", "relu", "addmm")
+
+
 def test_a_program_may_compute_something_else_for_the_next_photo_but_not_within_one_explanation() -> (
     None
 ):
