@@ -266,6 +266,7 @@ def _ablated(
         cover = filling.covering(batch.x)
         every_image = torch.arange(len(batch.x), device=batch.x.device)  # is covered once
         with torch.inference_mode():
+            # it takes what is kept, not what is covered
             without = cover(every_image, (~mask).to(batch.x))
             control = cover(every_image, (~elsewhere).to(batch.x))
             classes = [model(x).argmax(1) for x in (batch.x, without, control)]
