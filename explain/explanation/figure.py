@@ -86,13 +86,15 @@ def figure(
         looks.append(look)
         scenes.append(row.fitted_scene(LARGEST_SIDE, look, crop))
     # of each method: the style of each photo's map, and the ends of a shared scale
-    drawn = [_styles(of_method, looks, scenes, scale) for of_method in zip(*maps, strict=True)]
+    styles_and_ends = [
+        _styles(of_method, looks, scenes, scale) for of_method in zip(*maps, strict=True)
+    ]
     # of shared scales, by column: a method has two columns where its photo comes without a set
     legends: dict[int, Legend] = {}
     groups = []
     for number, (row, index, scene) in enumerate(zip(rows, targets, scenes, strict=True)):
         tiles = [Tile(overlays.outlined(scene.photo, scene.detected), "photo")]
-        for attribution, (styles, ends) in zip(maps[number], drawn, strict=True):
+        for attribution, (styles, ends) in zip(maps[number], styles_and_ends, strict=True):
             for tile in pictures.tiles_of(scene, attribution, styles[number], target=index):
                 column = len(tiles)
                 # the same legend in all rows of a column
