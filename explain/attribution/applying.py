@@ -52,6 +52,7 @@ def apply_method(
     # one layer at each resolution: there is nothing to add up first
     if how == "stages" and len({layer_map.shape for layer_map in maps.values()}) == len(maps):
         how = "product"
+    # a method that fuses scales a single map as well
     if len(layers) > 1 or method.fusion:
         all_maps = list(maps.values())
         located = [placement for placement in placements if placement is not None]

@@ -94,7 +94,9 @@ def located(
             boxes.append(prediction)
             repeatable_targets.append(repeatable)
         results.append(
-            Located(tuple(detections), tuple(names), tuple(boxes), tuple(repeatable_targets))
+            Located(
+                tuple(detections), tuple(names), tuple(boxes), targets=tuple(repeatable_targets)
+            )
         )
     return results
 
@@ -174,8 +176,8 @@ def _box(
         name = f"{resolved.of} of {name}"
     repeatable = Detections(
         Category(category, label),
-        tuple(corners.tolist()),
-        rank,
+        box=tuple(corners.tolist()),
+        index=rank,
         decode=resolved.decode or resolved.layout,
         of=resolved.of,
         overlap=resolved.overlap,

@@ -268,9 +268,9 @@ class Explainer:
         self.origin = records.ModelOrigin(
             loaded.name,
             loaded.weights,
-            encoding.name_of_callable(self.preprocess),
-            arguments,
-            tuple(from_caller),
+            preprocess=encoding.name_of_callable(self.preprocess),
+            arguments=arguments,
+            from_caller=tuple(from_caller),
         )
 
     def with_crop(self, crop: preprocessing.CropLike) -> "Explainer":

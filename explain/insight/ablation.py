@@ -277,7 +277,7 @@ def _ablated(
         raise RunError(NOTHING)
     return AblationResult(
         what,
-        tuple((row.name, row.target) for row in counted),
+        keys=tuple((row.name, row.target) for row in counted),
         wanted=class_tensor(map(class_of, counted)),
         labels=class_tensor(row.label_class for row in counted),
         answers=torch.cat(answers),
