@@ -52,14 +52,15 @@ def apply_method(
     # one layer at each resolution: there is nothing to add up first
     if how == "stages" and len({layer_map.shape for layer_map in maps.values()}) == len(maps):
         how = "product"
+    # a method that fuses scales a single map as well
     if len(layers) > 1 or method.fusion:
         all_maps = list(maps.values())
         located = [placement for placement in placements if placement is not None]
         # cells of branches that look elsewhere are added pixel by pixel
         if how == "sum" and any(located[0].lies_apart(placement) for placement in located[1:]):
             all_maps = [
-                values if placement is None else placement.in_pixels(values[:, None])[:, 0]
-                for values, placement in zip(all_maps, placements, strict=True)
+                layer_map if looks is None else looks.in_pixels(layer_map[:, None])[:, 0]
+                for layer_map, looks in zip(all_maps, placements, strict=True)
             ]
             placements = [of_pixels(first.size)] * len(placements)
         values = fused(all_maps, how, placements)
@@ -67,7 +68,7 @@ def apply_method(
     fields: dict[str, Any] = {}
     if len(layers) > 1:
         fields = {"maps": maps, "fuse": how}
-    elif stitched is None:  # else this evidence is of the first window alone
+    elif stitched is None:  # else ``first`` is the evidence of the first window alone
         ranked = method.channels(first)
         delta = method.delta(first, values)
         fields = dict(vars(method.outcome(first)))

@@ -140,6 +140,7 @@ class Effects:
         figure.subplots(
             rows, columns, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []}
         )
+        # axes may be left over in the last row
         for axes, (layer, unit_effects) in zip(figure.axes, self.by_layer.items(), strict=False):
             effects = unit_effects.reshape(self.grid[layer]).numpy()
             height, width = effects.shape if self.photo is None else self.photo.shape

@@ -57,7 +57,8 @@ class Scene:
             style = replace(style, share=certainty(attribution))
         values = map_for(attribution, style, self._slices_in(attribution.size))
         if self.slices and isinstance(style, styles.Signed):
-            style = replace(style, spread=0.0)  # each slice is summed alone
+            # summed already, each slice alone, so that none runs into the next
+            style = replace(style, spread=0.0)
         picture = overlays.draw_marked(
             self.photo, values, style, self.box, self._seen_by(attribution)
         )
@@ -66,13 +67,14 @@ class Scene:
         box = self.boxes[target] if target < len(self.boxes) else None
         if box is not None:
             # in the colour of the detection that it is, or else in the next one
-            color = [*self.detected.values(), box].index(box)
-            picture = overlays.outlined(picture, {"": box}, first=color)
+            color_number = [*self.detected.values(), box].index(box)
+            picture = overlays.outlined(picture, {"": box}, first=color_number)
         if self.above is None:
             return picture
         [parts] = attribution[:1].boxes(self.above)
         for part in parts:
             edges = self.box.to_photo(part, attribution.size)
+            # in the colour that follows those of the detections
             picture = overlays.outlined(picture, {"": edges}, first=len(self.detected))
         return picture
 
@@ -96,9 +98,11 @@ class Scene:
         """The parts of the photo that the map's cells look at: of a network that crops its input,
         the crop."""
         placement = attribution.placement
+        # of tiles, which are several parts, it is known already
         if placement is None or placement.seen is None or len(self.seen) > 1:
             return self.seen
-        rows, columns = (placement.seen.any(axis).nonzero()[:, 0].tolist() for axis in (1, 0))
+        rows = placement.seen.any(1).nonzero()[:, 0].tolist()
+        columns = placement.seen.any(0).nonzero()[:, 0].tolist()
         corners = (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
         return (Box(*self.box.to_photo(corners, placement.size)),)
 
@@ -265,6 +269,7 @@ def _on_input(
     maps of pixels are summed over their neighbourhoods where the style draws places."""
     with_sign = style.reads == "signed"
     values = array(attribution.on_input(with_sign=with_sign)[0])
+    # these styles draw places, and single pixels would not be seen
     is_summed = style.name in styles.CHOICES and _in_pixels(attribution)
     if slices and isinstance(style, styles.Signed):  # which else sums it itself
         is_summed = True
@@ -303,7 +308,7 @@ def certainty(attribution: Attribution) -> float:
     return 1.0 if share is None else min(1.0, max(FAINTEST, share / MOSTLY))
 
 
-FEW_CELLS = 16
+FEW_CELLS = 16  # as 4 × 4, of which each is a quarter of the side; 7 × 7, as is usual, are enough
 EVEN = 0.1  # of the largest value: the range of a map that is nearly even
 
 
@@ -311,7 +316,9 @@ def cautions(attribution: Attribution) -> list[str]:
     """Say what to know before a first map is read: it is mostly noise, has few cells, or is nearly
     even; empty where there is nothing to say."""
     values = attribution.contributions[0].float()
-    if attribution.sets is not None or not (values.numel() and values.any()):
+    is_empty = not (values.numel() and values.any())
+    # with sets, values are no amounts: they say in which set a region is, and its rank there
+    if attribution.sets is not None or is_empty:
         return []
     remarks = []
     share = beyond_noise(attribution)
@@ -355,7 +362,12 @@ def tiles_of(
     picture = scene.overlay(attribution, style, target)
     detail = layer_caption(attribution) or drawing_caption(attribution, style)
     yield Tile(
-        picture, name, detail, remark(attribution), marks, legend_of(scene, attribution, style)
+        picture,
+        name,
+        detail,
+        remark=remark(attribution),
+        marks=marks,
+        legend=legend_of(scene, attribution, style),
     )
     if attribution.interactions is not None and attribution.centres is not None:
         interactions = array(attribution.interactions[0])
@@ -471,12 +483,13 @@ def groups(
             for number, title in enumerate(titles)
         ]
         return Group("", (photo,)), *rows
-    groups = [
+    # with one target, its maps by family; with several, those of the only method of each
+    by_family = [
         Group(title if target_count > 1 else name, tiles(index, members))
         for index, (title, result) in enumerate(zip(titles, results, strict=True))
         for name, members in _families(result, order)
     ]
-    return Group("", (photo,)), *groups
+    return Group("", (photo,)), *by_family
 
 
 SHOWN_SLICES = 12
@@ -567,7 +580,7 @@ def remark(attribution: Attribution) -> str:
     elif does := innermost_method(attribution.method).control:
         remarks.append(f"null map: {does}")
     else:
-        remarks.append(attribution.stopped)
+        remarks.append(attribution.stopped)  # empty if all runs were made
     return "; ".join(filter(None, [*remarks, *cautions(attribution)]))
 
 

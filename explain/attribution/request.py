@@ -144,7 +144,8 @@ class Request:
                 f"{', '.join(methods_by_name)}; leave it out"
             )
         sized_targets = list(targets)
-        for number, target in enumerate(() if are_classes else targets):  # classes need no size
+        to_size = () if are_classes else targets  # classes need no size
+        for number, target in enumerate(to_size):
             sized_targets[number] = target.for_input_size(tuple(inputs.x.shape[2:]))
             if settings.activation is None and target.activation is not None:
                 settings = replace(settings, activation=target.activation)
@@ -201,7 +202,8 @@ class Request:
         sizes = [size for _, size in footprint.outputs] or [0]
         # the cost has backward passes once
         passes = self.cost(plan) + plan.images * plan.passes_back + plan.rows_back
-        # a graph keeps the outputs of all layers, other passes those of a few at a time
+        # a graph keeps the outputs of all layers, other passes those of a few at a time: two, or
+        # the four for which `Footprint.samples_at_once` leaves room in batches of samples
         bytes_of_images = plan.images * (sum(sizes) if plan.passes_back else 2 * max(sizes))
         bytes_of_samples = plan.rows * (sum(sizes) if plan.rows_back else 4 * max(sizes))
         return replace(
@@ -226,8 +228,11 @@ class Request:
 
     def _layers_by_method(self, *, refresh: bool = False) -> dict[str, list[str]]:
         """The layers that each method uses, by its name: the call's, or a default by the first
-        target (of each branch or resolution). ``refresh`` ignores a default that was kept.
+        target (of each branch or resolution). ``refresh`` ignores a default that was kept. Methods
+        that cannot explain a `Stitched` model are refused.
         """
+        # all classes of a classifier share a default layer, which is kept for later calls; for
+        # other targets, it is found by what their score depends on
         of_class = isinstance(self.targets[0], (ClassTarget, TopClass, BinaryLogit))
 
         def score(output: Any) -> torch.Tensor:
@@ -235,12 +240,12 @@ class Request:
             return target.pick(output, len(self.inputs))[0]
 
         @cache
-        def default_layers(stages: bool) -> list[str]:
-            """The layers for methods without named ones: one of each branch, or with ``stages`` one
-            of each resolution; found once."""
-            placed = partial(branch_layers, placement=self.settings.placement)
-            choose = layers_to_fuse if stages else placed
-            return choose(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
+        def default_layers(*, of_stages: bool) -> list[str]:
+            """The layers for methods without named ones: one of each branch, or with ``of_stages``
+            one of each resolution; found once."""
+            of_branches = partial(branch_layers, placement=self.settings.placement)
+            find = layers_to_fuse if of_stages else of_branches
+            return find(self.model, self.inputs, score, of_class=of_class, refresh=refresh)
 
         layers: dict[str, list[str]] = {}
         for name, method in self.methods.items():
@@ -252,7 +257,7 @@ class Request:
                 )
             layers[name] = []
             if uses_layer(method):
-                layers[name] = self.layers or default_layers(bool(method.fusion))
+                layers[name] = self.layers or default_layers(of_stages=bool(method.fusion))
         return layers
 
     def _run(
@@ -264,6 +269,7 @@ class Request:
         interventions = active_interventions(self.model)
         plan = self._planned(layers)
         chosen_by_default = self.layers is None and any(layers.values())
+        # only a choice can be made again, not what the caller has named
         check_modules = self._check_path if follow and chosen_by_default else None
         results: list[dict[str, Attribution]] = []
         unchecked: list[_Unchecked] = []
@@ -337,7 +343,7 @@ class Request:
                 warn_of_result(
                     item.method,
                     attribution,
-                    largest[: len(self.inputs)],
+                    largest[: len(self.inputs)],  # of the first input, as the evidence is
                     doubtful,
                     item.evidence,
                     partial(self._follows_gradient, item.target),

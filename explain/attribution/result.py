@@ -219,7 +219,7 @@ class Attribution(Outcome):
         is_enough = (
             tolerance is not None and errors is not None and bool((errors <= tolerance).all())
         )
-        # fewer runs than planned, but no more were wanted: the error was small enough
+        # with a small enough error, no more runs were wanted, and the time did not end them
         is_timed = self.options.get("max_seconds") is not None and not is_enough
         if not is_timed and (self.finished is None or bool(self.finished.all())):
             return ""

@@ -89,7 +89,8 @@ def _selected(request: Request, group: str) -> Selection:
         one_method = _alone(request, get_method(name))
         costs[name] = one_method.cost(replace(one_method.plan(), images=1))
     chosen = tuple(name for name in fitting if group == "everything" or costs[name] < MANY)
-    return Selection(chosen, costs, tuple(name for name in list_methods() if name not in fitting))
+    unfit = tuple(name for name in list_methods() if name not in fitting)
+    return Selection(chosen, costs, unfit)
 
 
 def requested(

@@ -196,7 +196,7 @@ def trace(
         with torch.enable_grad(), capture(model, names) as corrupted_pass:
             corrupted_output = corrupted_inputs.replaced(x).call(model)
             (corrupted_score,) = resolved.pick(corrupted_output, 1)[0]  # of one image
-        corrupted_pass.backward(corrupted_score, roughly=True)
+        corrupted_pass.backward(corrupted_score, roughly=True)  # as it is for estimates alone
     find_sites = _SiteFinder(
         model, clean_inputs, at, clean_pass, corrupted_pass, named=layers is not None
     )
@@ -261,7 +261,7 @@ class _SiteFinder:
             except HookError:
                 if self.named:
                     raise
-                continue  # a layer without such units
+                continue  # a layer without such units, of those by default
             if site is not None:
                 sites.append(site)
         return sites
@@ -324,6 +324,7 @@ class _SiteFinder:
             return torch.cat([mask for mask in masks if mask is not None])
 
         if self.at in ("channels", "heads", "tokens"):
+            # parts "name:heads" are ``(N, heads, ...)``
             dim = {"channels": axes.channel_dim, "heads": 1, "tokens": axes.places[-1]}[self.at]
             return masks_of(self.at, ([unit] for unit in range(values.shape[dim]))), None
         rows, columns = axes.grid()

@@ -617,9 +617,10 @@ class PhotoWork:
 
 def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar) -> PhotoResult:
     """Explain a photo by several models and save a picture that compares them: without a target,
-    the best class of the first, or a model's own best where it lacks that label."""
+    the best classes of the first, or a model's own where it lacks such a label."""
     from explain.data.files import Files
     from explain.explanation.comparison import compare
+    from explain.targets import TopClass
 
     options = works[0].options
     picture_name = f"{stem}-models.{options.picture_format}"
@@ -637,6 +638,14 @@ def _compare(works: Sequence[PhotoWork], path: str, stem: str, bar: ProgressBar)
         if first is not None and names_no_target:
             best = first.targets[0]
             work.targets = [best] if best in (work.explainer.categories or ()) else None
+        elif first is not None and options.top_k:
+            labels = work.explainer.categories or ()
+            work.targets = [
+                label if label in labels else TopClass(rank)
+                for rank, label in enumerate(first.targets)
+            ]
+            # the targets take the place of the k best of this model
+            work.options = SimpleNamespace(**{**vars(options), "top_k": None})
         elif first is not None and names_predicted:
             work.targets = list(first.targets)
         results.append(work(path, stem, bar))

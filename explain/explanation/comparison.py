@@ -68,8 +68,9 @@ def heat(models: Mapping[str, Explanation], target: int, method: str) -> list[np
 
 
 def compare(models: Mapping[str, Explanation]) -> Comparison:
-    """Compare one photo's explanations with the first model's. The heat in other places is half of
-    |p - q| over all pixels, where p and q are heatmaps divided by their sums.
+    """Compare one photo's explanations with the first model's, target by target in their order. The
+    heat in other places is half of |p - q| over all pixels, where p and q are heatmaps divided by
+    their sums.
     """
     names = list(models)
     explanations = list(models.values())
@@ -78,26 +79,29 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
         lines += [f"{name}: {best.label} {best.amount}" for best in explanation.predicted[:1]]
     maps = []
     tiles = []
-    for number, target in enumerate(explanations[0].targets):
+    # of detections, a later model may have fewer
+    target_count = min(len(explanation.results) for explanation in explanations)
+    for number, target in enumerate(explanations[0].targets[:target_count]):
         for method in explanations[0].methods:
             if not all(method in explanation for explanation in explanations):
                 continue
             heatmaps = heat(models, number, method)
             first_share = _share(heatmaps[0])
-            elsewhere = [
+            shares_elsewhere = [
                 float(np.abs(_share(values) - first_share).sum() / 2) for values in heatmaps
             ]
             maps.append(
                 {
                     "target": target,
                     "method": method,
-                    "elsewhere": dict(zip(names, elsewhere, strict=True)),
+                    "elsewhere": dict(zip(names, shares_elsewhere, strict=True)),
                 }
             )
             row = [
                 Tile(
                     explanation.overlay(method, number),
                     title_of(method),
+                    # its own best, where the model has no label of the first one's target
                     explanation.targets[number],
                 )
                 for explanation in explanations
@@ -107,12 +111,12 @@ def compare(models: Mapping[str, Explanation]) -> Comparison:
                 row.append(
                     Tile(
                         difference,
-                        f"{elsewhere[index]:.0%} elsewhere",
+                        f"{shares_elsewhere[index]:.0%} elsewhere",
                         f"red: {name} has more heat",
                     )
                 )
                 lines.append(
-                    f"{title_of(method)} of {target}: {elsewhere[index]:.0%} of the heat of "
+                    f"{title_of(method)} of {target}: {shares_elsewhere[index]:.0%} of the heat of "
                     f"{name} is in other places than that of {names[0]}"
                 )
             tiles.append(row)

@@ -48,7 +48,8 @@ def located(
     inputs = as_inputs(x)
     size = tuple(inputs.x.shape[2:])
     count = len(inputs)
-    hits: list[Any] = [[] for _ in range(count)]  # for each input: (number of the box, category)
+    # for each input, best first: (number of the box in the output, category)
+    hits: list[Any] = [[] for _ in range(count)]
     with (
         preserve.untouched(model),
         torch.no_grad(),
@@ -67,11 +68,11 @@ def located(
         names_of_hits = detection_names(
             [class_label(categories, category) for _, category in hits[image]]
         )
-        for query, category in hits[image]:
+        for name, (number, category) in zip(names_of_hits, hits[image], strict=True):
             assert layout is not None  # else there are no hits
-            box = seen_part.to_photo(layout.boxes[image][query].tolist(), size)
-            score = float(layout.scores[image][query, category])
-            detections.append(Prediction(names_of_hits[len(detections)], score, category, box))
+            box = seen_part.to_photo(layout.boxes[image][number].tolist(), size)
+            score = float(layout.scores[image][number, category])
+            detections.append(Prediction(name, score, category, box))
         names: list[str] = []
         boxes: list[Prediction | None] = []
         repeatable_targets: list[Target] = []
@@ -93,7 +94,9 @@ def located(
             boxes.append(prediction)
             repeatable_targets.append(repeatable)
         results.append(
-            Located(tuple(detections), tuple(names), tuple(boxes), tuple(repeatable_targets))
+            Located(
+                tuple(detections), tuple(names), tuple(boxes), targets=tuple(repeatable_targets)
+            )
         )
     return results
 
@@ -173,8 +176,8 @@ def _box(
         name = f"{resolved.of} of {name}"
     repeatable = Detections(
         Category(category, label),
-        tuple(corners.tolist()),
-        rank,
+        box=tuple(corners.tolist()),
+        index=rank,
         decode=resolved.decode or resolved.layout,
         of=resolved.of,
         overlap=resolved.overlap,

@@ -209,11 +209,13 @@ class Explainer:
             "std": std,
             "interpolation": interpolation,
         }
-        # the command line reads volumes by it: as one photo, or else each slice as a photo
+        _, convolution = first_convolution(self.model)
+        # the command line reads volumes by it: as one photo, or else each slice as a photo; models
+        # of videos, which have such convolutions too, are told by a layout or a configuration
         self.sees_volumes = (
             layout is None
             and huggingface.config_of(self.model) is None
-            and isinstance(first_convolution(self.model)[1], nn.Conv3d)
+            and isinstance(convolution, nn.Conv3d)
         )
         callers_preprocess = None if preprocess is None else attached.as_preprocess(preprocess)
         self.preprocess = attached.resolve_preprocessing(
@@ -233,7 +235,7 @@ class Explainer:
             model=self.model,
             preprocess=self.preprocess,
             categories=self.categories,
-            activation=None,
+            activation=None,  # that of the explainer counts, which a target may change
         )
         self._activation_of_caller = activation or loaded.activation
         self.activation = self._activation_of_caller
@@ -266,9 +268,9 @@ class Explainer:
         self.origin = records.ModelOrigin(
             loaded.name,
             loaded.weights,
-            encoding.name_of_callable(self.preprocess),
-            arguments,
-            tuple(from_caller),
+            preprocess=encoding.name_of_callable(self.preprocess),
+            arguments=arguments,
+            from_caller=tuple(from_caller),
         )
 
     def with_crop(self, crop: preprocessing.CropLike) -> "Explainer":
@@ -288,6 +290,7 @@ class Explainer:
         other.preprocess = preprocessing.cropped(self.preprocess, crop, self.model)
         other.classifier = replace(self.classifier, preprocess=other.preprocess)
         arguments = dict(self.origin.arguments)
+        # it is there only where the model has a name, by which records load it again
         if "crop" in arguments and crop != "center":
             arguments["crop"] = crop
         name = encoding.name_of_callable(other.preprocess)
@@ -507,8 +510,9 @@ class Explainer:
                 batch_targets = [as_target([of_photo[0] for of_photo in targets])]
         x = torch.cat([photo.x for photo in photos])
         with intervene(self.model, session.options["interventions"]):
+            # photos of tiles or frames, which have five dimensions, come one at a time
             tiles = self._tiles(photos[0]) if x.ndim == 5 else ()
-            # of tiles, each has its own box
+            # of tiles, each has its own box, and ``seen`` stays empty
             seen = [locate(self.preprocess, photo.image.size) for photo in photos if not tiles]
             with naming(names), showing(self._in_photo(photos, x)):
                 answers = replace(session, targets=batch_targets)(x, seen)
@@ -532,7 +536,7 @@ class Explainer:
             if tiles:
                 results = converted(results, partial(tiles_on_photo, boxes=tiles, size=size))
             in_photo = answers.located[index]
-            if in_photo is not None:
+            if in_photo is not None:  # with these, another call explains the same boxes
                 targets[index] = list(in_photo.targets)
             explanation = Explanation(
                 photo=photo.image,
@@ -708,6 +712,7 @@ class Explainer:
             return self.batch(input_of_slices(self.preprocess, photo)[None])
         preprocessed = as_input(self.preprocess(photo))
         config = huggingface.config_of(self.model)
+        # without a layout or configuration, a single tile is a batch of one by mistake
         if (
             preprocessed.ndim == 4
             and len(preprocessed) == 1

@@ -252,7 +252,7 @@ class Explanation(Reportable):
         picture = scene.overlay(attribution, style, index)
         if without := pictures.without_set(attribution, style):
             beside = scene.overlay(attribution, without, index)
-            picture = captions.beside([picture, beside], max(2, picture.width // 50))
+            picture = captions.beside([picture, beside], gap=max(2, picture.width // 50))
         title, amount = self._title(index)
         details = [
             pictures.sentence(attribution, title, self.categories),
@@ -523,7 +523,7 @@ class Explanation(Reportable):
 
     def packed(self, stem: str | None = None) -> bytes:
         """Return the files of `save` as a ZIP archive."""
-        return self._files(Files(""), stem, None).packed()
+        return self._files(Files(""), stem, html=None).packed()
 
     def _files(
         self,
@@ -635,8 +635,9 @@ class Explanation(Reportable):
             name = self.methods[0]
         elif isinstance(method, str):
             name = method if method in result else method.lower()
+        # a method object, or a name with options: its maps may have the name without them
         if name not in result and (not name or "(" in name):
-            name = get_method(method or name).name  # without options
+            name = get_method(method or name).name
         if name not in result:
             raise NotExplainedError(
                 f"method {name!r} was not explained here; {did_you_mean(name, result)}"
@@ -661,6 +662,7 @@ class Explanation(Reportable):
             return box
         chosen = next(iter(self.results[target].values())).target
         if isinstance(chosen, str):
+            # of a model with one output, "no" is said with the label
             is_no = chosen == "no" and self._scores is not None and len(self._scores) == 1
             return Prediction(label_of_no(self.categories) if is_no else chosen, None, None)
         index = int(chosen[0])
@@ -709,7 +711,8 @@ class Explanation(Reportable):
         """Return how these attributions are drawn: in the given style, the explanation's, or each
         method's own, with the colour map and the opacity ``alpha``.
         """
-        look = Look(self.style if style is None else style, colormap, alpha, boxes)
+        chosen_style = self.style if style is None else style
+        look = Look(chosen_style, colormap=colormap, alpha=alpha, boxes=boxes)
         look.refuse_unused([attribution.style for attribution in attributions])
         return look
 

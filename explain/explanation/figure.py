@@ -86,12 +86,15 @@ def figure(
         looks.append(look)
         scenes.append(row.fitted_scene(LARGEST_SIDE, look, crop))
     # of each method: the style of each photo's map, and the ends of a shared scale
-    columns = [_styles(column, looks, scenes, scale) for column in zip(*maps, strict=True)]
-    legends: dict[int, Legend] = {}  # of shared scales, by column
+    styles_and_ends = [
+        _styles(of_method, looks, scenes, scale) for of_method in zip(*maps, strict=True)
+    ]
+    # of shared scales, by column: a method has two columns where its photo comes without a set
+    legends: dict[int, Legend] = {}
     groups = []
     for number, (row, index, scene) in enumerate(zip(rows, targets, scenes, strict=True)):
         tiles = [Tile(overlays.outlined(scene.photo, scene.detected), "photo")]
-        for attribution, (styles, ends) in zip(maps[number], columns, strict=True):
+        for attribution, (styles, ends) in zip(maps[number], styles_and_ends, strict=True):
             for tile in pictures.tiles_of(scene, attribution, styles[number], target=index):
                 column = len(tiles)
                 # the same legend in all rows of a column
@@ -123,6 +126,7 @@ def _styles(
         for scene, attribution, style in zip(scenes, column, colored, strict=True)
     ]
     end = max(largest) or 1.0
+    # a map with smaller values gets the beginning of the colours alone
     shared: list[Style] = [
         replace(style, share=value / end) for style, value in zip(colored, largest, strict=True)
     ]

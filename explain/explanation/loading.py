@@ -146,9 +146,10 @@ class Saved:
             "target": target,
             "interventions": interventions,
         }
+        # in this order: the photo is read as the explainer reads it
         recorded: dict[str, Callable[[], Any]] = {
             "explainer": self._explainer,
-            "image": self._image,
+            "image": lambda: self._image(arguments["explainer"]),
             "method": lambda: method_of(record.method, record.options),
             "target": lambda: record.target if record.asked is None else decode(record.asked),
             "interventions": lambda: decode(record.interventions),
@@ -196,15 +197,17 @@ class Saved:
         """The record in messages, by its path."""
         return f"record {str(self.path)!r}"
 
-    def _image(self) -> Any:
-        """Read the photo again, from the file that it was read from."""
+    def _image(self, explainer: Explainer | None) -> Any:
+        """Read the photo again, from the file that it was read from, as ``explainer`` reads it; all
+        of its slices or frames where that is not known."""
         path = self.content.image.path
         if path is None:
             raise RecordError("the photo was not read from a file")
         settings = self.content.explainer.arguments
         keys = ("window", "channels", "bands")
         window, channels, bands = (decode(settings.get(key)) for key in keys)
-        return load_image(path, as_read(window, channels, bands or ()), stack=True)
+        stack = explainer is None or explainer.sees_volumes
+        return load_image(path, as_read(window, channels, bands or ()), stack=stack)
 
     def _explainer(self) -> Explainer:
         """Load the record's explainer again: its model by name, with the recorded arguments."""

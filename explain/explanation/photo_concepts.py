@@ -54,7 +54,7 @@ class PhotoConcepts:
         """The photo with each place in the colour of its strongest concept, and below a line for
         each concept with its share and classes. A small photo is enlarged."""
         concepts = self.concepts
-        scene = Scene(self.photo, self.box, (self.box,)).enlarged(
+        scene = Scene(self.photo, box=self.box, seen=(self.box,)).enlarged(
             captions.enlargement(self.photo.size)
         )
         model = self.origin.name.split(" ")[0]

@@ -98,17 +98,18 @@ def photos_for_targets(
     if of_each is None:
         yield from images
         return
-    targets = len(of_each)
-    photos = len(images) if isinstance(images, Sized) else 0  # of an iterator, counted below
-    if photos in (0, targets):
-        for photos, image in enumerate(images, 1):
-            if photos > targets:
+    target_count = len(of_each)
+    photo_count = len(images) if isinstance(images, Sized) else 0  # of an iterator, counted below
+    # a list of another length is refused before any photo is explained
+    if photo_count in (0, target_count):
+        for photo_count, image in enumerate(images, 1):
+            if photo_count > target_count:
                 break
             yield image
-    if photos != targets:
+    if photo_count != target_count:
         raise TargetError(
-            f"target must hold one target for each photo, got {targets} for {photos} photos; "
-            "targets= takes several for all"
+            f"target must hold one target for each photo, got {target_count} for {photo_count} "
+            "photos; targets= takes several for all"
         )
 
 

@@ -266,6 +266,7 @@ def _ablated(
         cover = filling.covering(batch.x)
         every_image = torch.arange(len(batch.x), device=batch.x.device)  # is covered once
         with torch.inference_mode():
+            # it takes what is kept, not what is covered
             without = cover(every_image, (~mask).to(batch.x))
             control = cover(every_image, (~elsewhere).to(batch.x))
             classes = [model(x).argmax(1) for x in (batch.x, without, control)]
@@ -276,7 +277,7 @@ def _ablated(
         raise RunError(NOTHING)
     return AblationResult(
         what,
-        tuple((row.name, row.target) for row in counted),
+        keys=tuple((row.name, row.target) for row in counted),
         wanted=class_tensor(map(class_of, counted)),
         labels=class_tensor(row.label_class for row in counted),
         answers=torch.cat(answers),

@@ -43,6 +43,7 @@ def finer_layer(photos: RunPhotos, least: int) -> str | None:
         return None
     model = photos.explainer.model
     for layer in reversed(stage_layers(model, batch.x)):
+        # a name with @ is one of several calls of a layer
         if "@" not in layer and min(feature_maps(model, batch.x, layer).shape[2:]) >= least:
             return layer
     return None

@@ -45,6 +45,7 @@ def spectrum(apart: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, torch.Te
         - inverse_root_degree[:, None] * weights * inverse_root_degree
     )
     values, vectors = torch.linalg.eigh(laplacian)
+    # one more than groups, as the gap behind the last one counts too
     return values[: most + 1].clamp(min=0), vectors[:, : most + 1]
 
 

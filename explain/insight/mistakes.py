@@ -267,6 +267,7 @@ def with_label_maps(
         wanted = {*label.missed_photos, *label.alarm_photos} - stored
         rows = (row for row in one_for_each_photo(photos.run) if row.name in wanted)
         maps: dict[str, torch.Tensor] = {}
+        # where nothing is wanted, the rows of the run need not be gone through
         for batch in photos.batches(rows) if wanted else ():
             of_label = photos.attributed(batch, method, ClassTarget(label.label_class))
             names = [row.name for row in batch.rows]

@@ -153,6 +153,7 @@ def _statistics(
     exchanged = pattern.exchanged(seed)
     # of other classes (with another patch, as a seam is no pattern) and of the finding's own
     without_pattern = torch.cat([exchanged.control, _rest_of_class_repeated(pattern)])
+    # sums, zero until the first batch tells the number of channels
     total = torch.zeros((), dtype=torch.float64)
     squares = torch.zeros((), dtype=torch.float64)
     count = 0

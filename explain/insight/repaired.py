@@ -299,7 +299,7 @@ def _of_finding(repair: Repair) -> list[_Case]:
     """The first `SHOWN` photos of the finding, of those that the repair is measured on."""
     of_finding = repair.pattern.of_finding[:SHOWN]
     return [
-        _Case(row, _as_seen(repair, row), of_finding.regions[i], of_finding.x[i])
+        _Case(row, _as_seen(repair, row), region=of_finding.regions[i], x=of_finding.x[i])
         for i, row in enumerate(of_finding.rows)
     ]
 
@@ -321,7 +321,7 @@ def _pasted(repair: Repair) -> list[_Case]:
         region = exchanged.regions[i]
         mask = region[0, :, :, None].numpy()
         photo = Image.fromarray(np.where(mask, donor, other))
-        cases.append(_Case(row, photo, region, exchanged.pasted[i]))
+        cases.append(_Case(row, photo, region, x=exchanged.pasted[i]))
     return cases
 
 

@@ -138,15 +138,15 @@ def pattern_of(
         order = permutation(len(rows), seed)[:most]
         return _read_photos(photos, [rows[i] for i in order.tolist()])
 
-    # the region: where a channel or vector is strongest
+    # of a channel or a vector, the region is where it is strongest
     if isinstance(finding, (Channel, Direction)):
         return _of_vector(finding, photos, layer, rows, read_some)
     target = _class_called(finding.target, photos.run)
-    # where its maps exceed the others' of the class
+    # of a cluster, where its maps exceed the others' of the class
     if isinstance(finding, Cluster):
         return _of_excess(finding.excess, set(finding.members), target, rows, read_some)
-    # all but the objects of a class; without boxes, where its maps exceed those of other classes;
-    # an object that fills its photo leaves nothing
+    # of a class, all but its objects, of which one that fills its photo leaves nothing; without
+    # boxes, where its maps exceed those of other classes
     boxed = [row for row in rows if 0 < object_of(row).float().mean() <= FILLED]
     if not boxed:
         members = set(finding.members)

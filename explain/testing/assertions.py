@@ -16,7 +16,7 @@ from explain.metrics.intervals import MeanInterval
 from explain.testing.regions import RegionLike, masks_elsewhere
 from explain.testing.subject import LEAST, ModelLike, ModelUnderTest
 
-AT_MOST = 10_000  # photos that are asked for
+MOST_ASKED = 10_000  # photos that a message asks for: of more, another limit is the remedy
 BASELINES = ("mean", "neighbours", "noise")
 
 
@@ -264,13 +264,13 @@ def assert_agrees(
         map_limit=map_limit,
         method=name,
     )
-    limits = [(agreement.change, limit)]
+    figures_with_limits = [(agreement.change, limit)]
     if agreement.moved is not None:
-        limits.append((agreement.moved, map_limit))
-    if any(figure.low > most for figure, most in limits):
+        figures_with_limits.append((agreement.moved, map_limit))
+    if any(figure.low > its_limit for figure, its_limit in figures_with_limits):
         raise AssertionError(f"the models must agree, but do not: {agreement}")
-    for figure, most in limits:
-        _check_decided(figure, most, agreement)
+    for figure, its_limit in figures_with_limits:
+        _check_decided(figure, its_limit, agreement)
     return agreement
 
 
@@ -284,13 +284,15 @@ def _check_decided(figure: MeanInterval, limit: float, result: object) -> None:
     """Refuse to decide if the limit lies within the figure's interval; says how many photos would
     do, as the interval shrinks with the root of their number.
     """
+    # a figure that equals the limit does not exceed it, so that an interval that ends there decides
     if not figure.low <= limit < figure.high:
         return
     distance = abs(figure.mean - limit)
     needed = figure.count * (figure.half / distance) ** 2 if distance else math.inf
     remedy = "take another limit"
-    if needed < AT_MOST:  # with a margin, as the interval is an estimate itself
-        remedy = f"about {math.ceil(1.2 * needed)} would do"
+    if needed < MOST_ASKED:
+        with_margin = math.ceil(1.2 * needed)  # as the interval is an estimate itself
+        remedy = f"about {with_margin} would do"
     raise ExplainError(
         f"photos must be more to decide, got {figure.count}: the limit {points(limit)} lies "
         f"within the interval of {in_points(figure)}; {remedy} ({result})"
@@ -332,7 +334,7 @@ def _region_use(
             shares = (heat * region_masks).sum((1, 2)) / heat.sum((1, 2))
         area = region_masks.double().mean((1, 2))
         figures.append(torch.stack([without, control, shares, area]))
-    without, control, shares, area = torch.cat(figures, 1).unbind()
+    without, control, shares, area = torch.cat(figures, 1).unbind()  # of all photos
     excess = None
     if method is not None:
         excess = _interval(shares - area, _name(method))

@@ -109,6 +109,7 @@ def masks_elsewhere(mask: torch.Tensor, count: int, generator: torch.Generator) 
     )
     shifts = allowed_shifts.nonzero()
     order = torch.randperm(len(shifts), generator=generator)
+    # where there are fewer than ``count``, they come again
     chosen_shifts = shifts[order.repeat(math.ceil(count / len(shifts)))[:count]].tolist()
     return torch.stack(
         [mask.roll((shift_down, shift_right), (0, 1)) for shift_down, shift_right in chosen_shifts]

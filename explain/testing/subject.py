@@ -172,12 +172,14 @@ class ModelUnderTest:
             cover = filling.covering(x)
             changes = []
             for mask in masks.unbind(1):
+                # it takes what is kept, not what is covered
                 covered = self.probabilities(cover(image_indices, (~mask[:, None]).to(x)))
                 changes.append(
                     (covered.gather(1, classes[:, None])[:, 0] - intact_probabilities).abs()
                 )
+            of_region, *of_controls = changes
             changes_by_filling.append(
-                torch.stack([changes[0], torch.stack(changes[1:]).median(0).values])
+                torch.stack([of_region, torch.stack(of_controls).median(0).values])
             )
         without, control = torch.stack(changes_by_filling).mean(0)
         return without, control

@@ -101,3 +101,11 @@ def test_models_are_compared(typed: Typed) -> None:
     assert all(f"<figcaption>a.png · {name}: " in page for name in models)
     code, _, (error,) = typed("a.png", "--model", "tiny", "--model", "tiny")
     assert (code, "--model tiny is one too many" in error) == (2, True)
+
+
+@pytest.mark.long
+def test_the_best_classes_of_the_first_model_are_compared(typed: Typed) -> None:
+    models = ["tiny", "tiny-transformer"]
+    typed("a.png", "--model", models[0], "--model", models[1], "--top-k", "4")
+    maps = [explain.load(path) for path in Path("explained").glob("*.json")]
+    assert (len(maps), len({saved.label for saved in maps})) == (8, 4)

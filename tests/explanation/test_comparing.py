@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -35,3 +37,9 @@ def test_the_share_elsewhere_is_that_of_the_maps_in_pixels() -> None:
         assert (row["target"], row["method"]) == (models["one"].targets[target], method)
         assert row["elsewhere"] == {"one": 0.0, "other": pytest.approx(apart, rel=1e-4)}
     assert "in other places than that of one" in comparison.to_html()
+    # of detections, a later model may have fewer
+    fewer = replace(models["other"], results=models["other"].results[:1])
+    assert (
+        compare({"one": models["one"], "other": fewer}).summary["maps"]
+        == (comparison.summary["maps"][:2])
+    )

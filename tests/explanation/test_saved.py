@@ -166,3 +166,15 @@ def test_what_an_earlier_version_said_of_a_map_is_left_out_of_its_record(
     assert read.record == first.record
     assert "verdict" not in read.record
     torch.testing.assert_close(read.repeat(explainer).values, first.values)
+
+
+def test_the_first_frame_of_an_animation_is_explained_again(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
+    path = tmp_path / "two.gif"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    with pytest.warns(UserWarning, match="frame"):
+        explanation = explain.Explainer("tiny")(path, "saliency")
+    saved = explain.load(explanation.save(tmp_path)[2])
+    with pytest.warns(UserWarning, match="frame"):
+        again = saved.repeat()
+    torch.testing.assert_close(again.values, explanation.values)
