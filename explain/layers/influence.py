@@ -74,7 +74,7 @@ class ScoredPass:
         of_heads = set[Value]()
         for attention in self._attentions:
             factors = [attention.query.value, attention.key.value, attention.value.value]
-            of_heads |= paths_to(factors, lambda value: mixes(value.step))
+            of_heads |= paths_to(factors, until=lambda value: mixes(value.step))
             # from these to the weights, and from the weights to the result
             of_heads |= reached_from(self.steps, factors) & paths_to([attention.weights.value])
             to_result = paths_to([attention.result.value])
@@ -138,7 +138,8 @@ class LayerSearch:
         if value is not None and value not in reached_from(steps, recorder.inputs):
             for step in steps:  # the network switches gradients off: the graph begins at a layer
                 step.has_gradient = True
-        return ScoredPass(steps, self.recorded.values, outputs, value, graph)
+        values = self.recorded.values
+        return ScoredPass(steps, values=values, outputs=outputs, score=value, graph=graph)
 
     def value_of(self, layer: str) -> Value | None:
         """What a layer gave in the pass; None if it did not run."""
@@ -273,12 +274,12 @@ def _values_that_weigh(scored: ScoredPass, layers: AbstractSet[Value]) -> set[Va
         for factor in parents:
             cofactors = parents - {factor}
             weighed = layers & paths_to(
-                cofactors, lambda value: value in layers or mixes(value.step)
+                cofactors, until=lambda value: value in layers or mixes(value.step)
             )
             # the factor is computed from the map that it weighs
             if weighed and not weighed.isdisjoint(paths_to([factor])):
                 results = set(product.results)
                 # what also reaches the score on a path around this product
-                elsewhere = paths_to(filter(None, [scored.score]), results.__contains__)
+                elsewhere = paths_to(filter(None, [scored.score]), until=results.__contains__)
                 factors |= layers - paths_to(cofactors) - elsewhere
     return factors

@@ -306,21 +306,22 @@ class Detections(CheckedTarget):
         """
         scores = boxes.scores[image].detach()
         corners = boxes.boxes[image].detach()
-        nearest = "it gives none"
+        hindrance = "it gives none"
         if scores.numel():
             assert self.index != "all"  # with a box it is refused
+            # boxes that coincide are told apart by their score for the label, or by their best one
             cell, overlap_share = matching_box(
-                _of_label(scores, label).amax(1), corners, wanted, self.index
+                _of_label(scores, label).amax(1), corners, wanted, rank=self.index
             )
             category = int(scores[cell].argmax()) if label is None else label
             if overlap_share >= self.overlap:
                 return cell, category
             words = self._words(corners[cell], category, image)
             overlap = max(overlap_share, 0.0)  # below 0 without any
-            nearest = f"the nearest, {words}, overlaps it by {overlap:.2f}; give that"
+            hindrance = f"the nearest, {words}, overlaps it by {overlap:.2f}; give that"
         raise TargetError(
             f"target {self.name} must overlap a box that the model gives for {_photo(image)} by "
-            f"{self.overlap:g} or more, but {nearest}"
+            f"{self.overlap:g} or more, but {hindrance}"
         )
 
 
@@ -415,7 +416,7 @@ class Detected(Target):
         image = self.images[number]
         scores = boxes.scores[image][:, self.labels[number]].detach()
         corners = boxes.boxes[image].detach()
-        return matching_box(scores, corners, self.boxes[number], self.ranks[number])
+        return matching_box(scores, corners, self.boxes[number], rank=self.ranks[number])
 
     def _value(self, boxes: Boxes, number: int) -> torch.Tensor | None:
         """The score, logit, side, overlap or existence of one of the detected boxes, with a graph;
@@ -490,11 +491,12 @@ def coinciding(
     up to ``least``, by score, with their IoU: -1 for boxes with a score of minus infinity.
     """
     overlap_shares = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
-    nearest = overlap_shares.topk(min(least, len(overlap_shares))).values
-    best = nearest[0]
+    largest_shares = overlap_shares.topk(min(least, len(overlap_shares))).values
+    best = largest_shares[0]
     # nine tenths of -1 are more than -1
     near_best = NEAR * best if best > 0 else best
-    near = (overlap_shares >= min(nearest[-1], near_best)).nonzero()[:, 0]
+    # at least the first `least`, and all others that are nearly as good as the best
+    near = (overlap_shares >= min(largest_shares[-1], near_best)).nonzero()[:, 0]
     cells = near[scores[near].sort(descending=True, stable=True).indices]
     return cells, overlap_shares[cells]
 
@@ -520,7 +522,7 @@ def suppressed(
     labels = labels[order]
     if dense and len(cells):
         # it keeps classes apart by the largest edge, which must be finite and above zero
-        corners = boxes[cells].float().nan_to_num(0, 0, 0)
+        corners = boxes[cells].float().nan_to_num(nan=0, posinf=0, neginf=0)
         corners = corners - corners.min()
         kept = batched_nms(corners, scores[cells, labels].float(), labels, iou)
         cells = cells[kept]
@@ -594,6 +596,7 @@ class Place(Detections):
 def as_place(text: str) -> Place | None:
     """Read a place such as "cup@2", "person@320,200" or "box 120,40,300,380"; None for any other
     text."""
+    # the first group of each pattern is the label
     if match := _BOX.fullmatch(text):
         return Place(
             _label(match[1]), box=[float(edge) for edge in match.groups()[1:]], called=text

@@ -266,11 +266,12 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
     scores = logits.softmax(-1)
     existence = 1 - scores[..., -1]
     doubt = ""
+    # what is not known by its class may have sigmoids: behind a softmax, many queries are nothing
     if type(output).__name__ not in SOFTMAX:
         is_nothing = logits.detach().argmax(-1) == logits.shape[-1] - 1
         is_sure = float(is_nothing.float().mean()) >= NOTHING
         doubt = "" if is_sure else MAYBE_SIGMOIDS
-    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence, doubt=doubt)
+    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence=existence, doubt=doubt)
 
 
 def _rtdetr(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -406,7 +407,7 @@ def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
         return None
     corner_levels = []
     stride_levels = []
-    for stride in STRIDES[:3]:
+    for stride in STRIDES[:3]:  # YOLOX has three levels, whose cells follow each other
         level = rows.new_empty(size[-2] // stride, size[-1] // stride)
         corner_levels.append(stride * (cell_middles(level) - 0.5))  # what middles count from
         stride_levels.append(rows.new_full((level.numel(), 1), stride))
@@ -487,7 +488,8 @@ def _anchors(
     scores = logits.softmax(-1)  # class 0 is the background, and labels count from there
     existence = 1 - scores[..., 0]
     is_background = torch.arange(scores.shape[-1], device=scores.device) == 0
-    return Boxes(scores.masked_fill(is_background, -torch.inf), boxes, logits, existence)
+    scores = scores.masked_fill(is_background, -torch.inf)
+    return Boxes(scores, boxes, logits, existence=existence)
 
 
 def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -536,6 +538,7 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
             two_channel_maps.append(tensor)
         else:
             many_channel_maps.append(tensor)
+    # a name says which is which, or there is one way alone to assign what has no name
     is_certain = (
         "heat" in maps
         or "sizes" in maps
@@ -612,8 +615,10 @@ def _columns_beside(columns: torch.Tensor, output: Any, *, named: bool = False) 
         if tensor.ndim != 3 or tensor is columns or path[-1] in ("boxes", "scores"):
             continue
         # final boxes are fewer than the cells of the parts, which are known by their names then
-        has_same_cells = tensor.shape[::2] == columns.shape[::2]
-        if isinstance(path[-1], str) if named else has_same_cells:
+        has_name = isinstance(path[-1], str)
+        has_same_cells = tensor.shape[::2] == columns.shape[::2]  # and as many images
+        is_beside = has_name if named else has_same_cells
+        if is_beside:
             counts[path[-1]] = tensor.shape[1]
     return list(counts.values())
 
