@@ -390,6 +390,7 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     maps = _maps_as_the_input(search, candidates)
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     last_tokens = _before_attention(search, candidates)[-1:]
+    # the later one of the last map and the last tokens
     latest = _latest_first([*maps[-1:], *last_tokens])[:1]
     if not latest:
         raise _no_map(search.model, search.summary.calls)

@@ -350,6 +350,7 @@ class NetworkGrids(Grids):
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             reading = read_map(shape, self.size)
+            # of tokens, and where a shape leaves it open, the network shows it
             if len(shape) != len(self.size) + 2 or reading.open:
                 return self.of_layer(layer)
             return reading.likeliest if shape[0] == self.count else None
@@ -412,6 +413,7 @@ class NetworkGrids(Grids):
 def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
     """Where the cells of a map look ``(N, h, w, 2)``, of all images alike unless photos decide."""
     together = [grid.of_channels] if looks.by_photo else [grid.of_images, grid.of_channels]
+    # a part of a field has size 1 where it is the same: a grid needs the sizes of the tensor
     shape = [*value.shape]
     for dim in together:
         shape[dim] = 1

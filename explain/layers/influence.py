@@ -79,6 +79,7 @@ class ScoredPass:
             of_heads |= reached_from(self.steps, factors) & paths_to([attention.weights.value])
             to_result = paths_to([attention.result.value])
             of_heads |= to_result & reached_from(self.steps, [attention.weights.value])
+        # and what they become where they are only moved
         for step in self.steps:
             if is_move(step) and not of_heads.isdisjoint(step.inputs):
                 of_heads.update(step.outputs)
@@ -226,7 +227,7 @@ def _best_score(output: Any) -> Tensor | None:
 def _answers(scored: ScoredPass) -> set[Value]:
     """The values between a score and the last operations with weights. They are the answer itself,
     in which no map shows where it comes from."""
-    rows = {value for value in scored.outputs if len(value.shape) <= 2}
+    score_rows = {value for value in scored.outputs if len(value.shape) <= 2}
     answers = {scored.score}
     before_answers: list[Value] = []
     for step in reversed(scored.steps):
@@ -235,7 +236,7 @@ def _answers(scored: ScoredPass) -> set[Value]:
             continue
         sources = [value for value in step.inputs if value in scored.to_score]
         # a row of scores is an end too: there is no map that would be the answer
-        if mixes(step) or not rows.isdisjoint(results):
+        if mixes(step) or not score_rows.isdisjoint(results):
             before_answers += sources
         else:
             answers.update(sources)

@@ -117,8 +117,8 @@ class Grid:
         """Lay a layer's output out as feature maps ``(N, C, h, w)``, of a video ``(N, C, t, h,
         w)``, without tokens that lie nowhere, such as class tokens. `fold` undoes it."""
         if self.folded:
-            of_frames = self.unfolded(self.of_frame.spread(tensor))  # (N, t, C, h, w)
-            return of_frames.movedim(1, 2)
+            # from (N, t, C, h, w)
+            return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.is_map:
             return tensor.movedim(CHANNEL_DIMS[self.layout], 1)
         cells = math.prod(self.size)

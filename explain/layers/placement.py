@@ -204,6 +204,7 @@ class Placement:
                 gap = float(gaps.median()) if len(gaps) else float(length)
                 off = (cells - places[:, None]).abs()
                 are_lines = bool((off <= _BESIDE * gap).logical_or(places.isnan()[:, None]).all())
+                # cells of a row lie apart, or two rows at one place: no grid, turned like this
                 if not len(ordered) or not are_lines or bool((gaps < _TOGETHER * gap).any()):
                     break
                 lines.append(places.float())

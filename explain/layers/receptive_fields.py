@@ -344,6 +344,7 @@ def _gap(along: Along) -> float | None:
         return None
     gaps = line.diff()
     gap = float(gaps[0]) if len(gaps) else 0.0
+    # all gaps are the first one
     return gap if bool(((gaps - gap).abs() <= _SAME * abs(gap)).all()) else None
 
 
@@ -373,6 +374,7 @@ def _of_all_windows(
     """What the windows of any map look at along one axis of the image."""
     squares, stride, padding, dilation, is_transposed, output_padding, groups = windows
     kernel = squares
+    # of the map that is read
     channels = squares.shape[0] if is_transposed else squares.shape[1] * groups
     # the padding is taken for more of the image: the map is extended by it, and not padded
     options_of_sides: list[tuple[int, int, int, int]] = []
@@ -469,7 +471,7 @@ def _added(parts: Sequence[Along], length: int, name: str) -> Along:
     at = parts[0].at
     if all(torch.equal(part.at, at) for part in parts):
         return Along(_sum(part.mass for part in parts), _sum(part.beside for part in parts), at)
-    # each part counts from places of its own: all are counted from the border
+    # where places `at` differ, moments do not add up: all are counted from the border instead
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     masses = torch.stack([part.mass.expand(shape) for part in parts], 1)
     moments = torch.stack([part.moment.expand(shape) for part in parts], 1)
@@ -501,7 +503,7 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
     like = field[0].mass
     if step.operation.kind == "batchnorm":
         _, scale, _, mean, variance, is_training, *_, epsilon = step.args
-        if isinstance(mean, Value) and scale and is_training is not True:
+        if isinstance(mean, Value) and scale and is_training is not True:  # kept statistics
             ratios: Tensor = scale.tensor.detach().to(like).square() / (
                 variance.tensor.to(like) + epsilon
             )

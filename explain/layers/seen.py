@@ -24,7 +24,7 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
         if not keeps_pixels or signals != [value] or len(step.outputs) != 1:
             break
         value = step.output
-        # between a batch of images and the next, it may have any shape
+        # on the way from one batch of images to the next, it may have another shape
         are_images = value.tensor.is_floating_point() and len(value.shape) == 4
         if are_images and value.shape[0] == photo.shape[0]:
             copy = value

@@ -307,7 +307,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> Joint
         size = (rows // merge, columns // merge)
     # each token's logits are at the one before it
     starts = (_ends(inputs.kwargs) - answer_length - 1).tolist()
-    if len(set(starts)) == 1:
+    if len(set(starts)) == 1:  # one list for all images
         starts = starts[:1]
     read = [range(start, start + answer_length) for start in starts]
     return JointTokens(ids.shape[1], photo=places, read=read, size=size)
@@ -372,6 +372,7 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
         # the answer is read, and marked as such; other masks do not count it
         is_counted = name in ("attention_mask", "token_type_ids")
         rows = []
+        # the images are always the dimension before the last
         for row, end in zip(values.unbind(-2), ends, strict=True):
             if name == "input_ids":
                 inserted = row.new_tensor(ids)

@@ -235,6 +235,7 @@ class Detections(CheckedTarget):
     def _detected(self, boxes: Boxes, image: int, label: int | None) -> list[tuple[int, int]]:
         """The detections with a class (None for any) in one image, best first: (position, class);
         kept in ``boxes.detections`` for other targets."""
+        # after suppression, all that is listed counts as detected
         threshold = self.threshold if boxes.dense else -torch.inf
         key = image, label, threshold
         if key not in boxes.detections:
@@ -293,6 +294,7 @@ class Detections(CheckedTarget):
         edges: Sequence[float] = corners.tolist()
         in_photo = _in_photo.get()
         has_place = self.box is not None or self.point is not None
+        # a caller's box or point is in the model's input, unless it was typed as a place on a photo
         if in_photo is not None and (isinstance(self, Place) or not has_place):
             edges = in_photo(image, edges)
         label_words = class_label(self.categories, label).removeprefix("class ")
@@ -540,6 +542,7 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     union = areas + (box[2:] - box[:2]).prod() - intersections
     is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # equal boxes without an area
+    # nothing is divided by 0
     shares = intersections / union.clamp(min=torch.finfo(union.dtype).tiny)
     return torch.where(is_same, 1.0, shares)
 

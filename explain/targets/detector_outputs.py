@@ -160,9 +160,11 @@ def _in_layout(
         boxes = LAYOUTS[layout](output, count, size)
         return None if boxes is None else replace(boxes, layout=layout)
     for name, read_layout in LAYOUTS.items():
+        # one that looks like another, where this output does not look more like it
         if name in UNSURE and not UNSURE[name](output, count):
             continue
         boxes = read_layout(output, count, size)
+        # maps without names may be those of a segmenter
         if boxes is not None and (is_detector or boxes.doubt != MAYBE_MAPS):
             return replace(boxes, layout=name)
     return None
@@ -210,6 +212,7 @@ def _of_results(results: Sequence[Any]) -> Boxes:
     classes = 1 + max([0, *labels_of_all.tolist()])
     scores_of_images = []
     for _, labels, scores in results:
+        # each box has the score of its own label alone
         empty_scores = scores.new_full((len(scores), classes), -torch.inf)
         labelled = scores.masked_fill(labels < 0, -torch.inf)
         scores_of_images.append(
@@ -296,7 +299,9 @@ def _ends_in_no_object(output: Any, count: int) -> bool:
         return type(output).__name__ in SOFTMAX
     if _part(output, "enc_outputs") is not None:
         return False
-    return logits.shape[-1] > 1 and float((logits.detach().amax(-1) < 0).float().mean()) <= 0.5
+    # of sigmoids, the logits of a query that finds nothing are all below 0
+    is_nothing = logits.detach().amax(-1) < 0
+    return logits.shape[-1] > 1 and float(is_nothing.float().mean()) <= 0.5
 
 
 def _are_corners(output: Any, count: int) -> bool:
@@ -471,7 +476,7 @@ def _anchors(
     anchor_sizes = anchors[..., 2:] - anchors[..., :2]
     middles = anchors[..., :2] + anchor_sizes / 2
     centredness = _part(output, "bbox_ctrness")
-    if centredness is not None:
+    if centredness is not None:  # FCOS: distances to the sides, in sizes of the anchor
         scores = (logits.sigmoid() * centredness.sigmoid()).sqrt()
         return Boxes(
             scores,
@@ -519,6 +524,7 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
     order, and whether the roles are certain. No roles if maps are left over.
     """
     stages = output if isinstance(output, (list, tuple)) else [output]
+    # of several stages, the last one counts; a list of tensors is one stage
     is_stage = bool(stages) and not isinstance(stages[-1], (list, tuple, torch.Tensor))
     heads = stages[-1] if is_stage else output
     if not nested.items(heads):

@@ -106,8 +106,8 @@ class Outputs:
     def predicted(
         self, values: torch.Tensor, categories: Sequence[str] | None, most: int
     ) -> list[Prediction]:
-        """Return the predictions for one photo, best first, from its values ``(K,)``: the ``most``
-        best classes, labels from one half on, yes and no, or one number (none if K > 1)."""
+        """Return the predictions for one photo, best first, from probabilities or numbers ``(K,)``:
+        the ``most`` best classes, labels from one half on, yes and no, or the only number."""
         if self.kind == "numbers":
             return [self.number(values, categories, 0)] if len(values) == 1 else []
         if len(values) == 1:

@@ -292,7 +292,7 @@ def _run_text(model: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.
 
 def _pooled(output: Any) -> torch.Tensor:
     """The features ``(N, D)`` in the result of an image or text encoder."""
-    # the result itself, or in an object the first that it has of these
+    # they are the result itself, or in an object the first of these that it has
     for name in ("pooler_output", "image_embeds", "text_embeds"):
         output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
