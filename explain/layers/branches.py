@@ -70,8 +70,9 @@ class _Branch:
     def meets(self, other: "_Branch") -> bool:
         """Whether two branches meet in a sum, a mean or a concatenation. Where they meet in a
         product, either one accounts for all of the score."""
-        alone = self.downstream - other.downstream | {self.value}  # before they meet
-        other_alone = other.downstream - self.downstream | {other.value}
+        # what lies on one of the two branches, before they meet
+        alone = (self.downstream - other.downstream) | {self.value}
+        other_alone = (other.downstream - self.downstream) | {other.value}
         for join in self.downstream & other.downstream:
             parents = join.step.inputs if join.step else []
             is_join = not alone.isdisjoint(parents) and not other_alone.isdisjoint(parents)
@@ -95,27 +96,27 @@ def branches_beside(
     candidates = _possible(search, layer, candidates, from_image)
     if not candidates:
         return Branches([layer])
-    leading = search.scored.to_score
-    chosen = _branches(search, [layer], leading).get(layer)
+    to_score = search.scored.to_score
+    chosen = _branches(search, [layer], to_score).get(layer)
     if chosen is None:
         return Branches([layer])
     branches = {
         name: branch
-        for name, branch in _branches(search, candidates, leading).items()
+        for name, branch in _branches(search, candidates, to_score).items()
         if chosen.is_apart(branch, from_image=name in from_image) and chosen.meets(branch)
     }
     attentions = set(search.scored.attentions.values()) if branches else set()
     grids = NetworkGrids(search.model, search.inputs)
     layers = [layer]
     while branches:
-        names = [*branches][:CANDIDATES]
+        names = [*branches][:CANDIDATES]  # whose gradients one pass computes
         influences = influences_of(search, names)
         for name in names:
             branch = branches.pop(name)
             influence = influences.get(name)
             if influence is None or not influence.shows or max(influence.positions) < least:
                 continue
-            # tokens count before the last attention of their branch alone
+            # behind the last attention of their branch, the class token alone may count
             grid = grids.of_layer(name)
             are_tokens = grid is not None and not grid.is_map
             is_before_attention = not attentions.isdisjoint(branch.downstream)
@@ -137,13 +138,13 @@ def _possible(
     search: LayerSearch, layer: str, candidates: Sequence[str], from_image: Collection[str]
 ) -> Sequence[str]:
     """Those of the candidates that may be beside a layer for some score of the network: neither is
-    computed from the other."""
+    computed from the other. Kept in the summary, which the searches for all scores share."""
     key = ("beside", layer, *candidates, None, *from_image)  # None between the two lists
     possible: list[str] | None = search.summary.chosen.get(key)
     if possible is None:
-        leading = paths_to(search.scored.outputs)
-        chosen = _branches(search, [layer], leading).get(layer)
-        branches = {} if chosen is None else _branches(search, candidates, leading)
+        to_any_output = paths_to(search.scored.outputs)
+        chosen = _branches(search, [layer], to_any_output).get(layer)
+        branches = {} if chosen is None else _branches(search, candidates, to_any_output)
         possible = [
             name
             for name, branch in branches.items()
@@ -166,41 +167,48 @@ def _branches(
 
 
 def _at_same_places(layers: Sequence[str], grids: NetworkGrids) -> Branches:
-    """Sort out the layers whose maps lie elsewhere on the image than those of the others, as those
-    of a crop or of a mirrored copy do."""
-    lines = {layer: grids.lines(layer) for layer in layers}
-    ordered = {layer: axes for layer, axes in lines.items() if axes is not None}
-    if not ordered:  # where nothing is known of places, the first stays
+    """Leave out the layers whose maps lie elsewhere on the image than those of the others, as those
+    of a crop or of a mirrored copy do, or of which it is not known where they lie."""
+    lines_by_layer = {layer: grids.lines(layer) for layer in layers}
+    known_lines = {layer: lines for layer, lines in lines_by_layer.items() if lines is not None}
+    if not known_lines:  # the layer that was chosen is the first
         return Branches(layers[:1], layers[1:])
-    # that of a crop is not spread evenly over the whole image
-    most_even = min(
-        ordered, key=lambda layer: max(_distance(line, None) for line in ordered[layer])
-    )
+    # a crop covers a part of the image: the map that is spread most evenly covers all of it
+    most_even = min(known_lines, key=lambda layer: max(map(_unevenness, known_lines[layer])))
     left_out = [
         layer
         for layer in layers
-        if layer not in ordered
+        if layer not in known_lines
         or any(
             _distance(line, even_line) > _APART * max(_spacing(line), _spacing(even_line))
-            for line, even_line in zip(ordered[layer], ordered[most_even], strict=True)
+            for line, even_line in zip(known_lines[layer], known_lines[most_even], strict=True)
         )
     ]
     added_up = [layer for layer in layers if layer not in left_out]
-    looks = (grids.look(layer) for layer in layers)  # which run the network, if they are needed
+    # Maps that are left out can't be added cell by cell, but can on the image, where all cells are
+    # drawn at their places. To find these runs the network: not if nothing is left out.
+    looks = (grids.look(layer) for layer in layers)
     placed = bool(left_out) and all(look and look.placement for look in looks)
     return Branches(added_up, left_out=left_out, placed=placed)
 
 
+# A line has the place of each row of a map, or of each column, along one axis of the image: a share
+# of it from 0 to 1.
+
+
 def _spacing(line: Tensor) -> float:
-    """How far apart the cells of a map lie along one axis of the image, as a share of it."""
-    return float(line.diff().mean()) if len(line) > 1 else 1.0
+    """How far apart the cells of a line are."""
+    return float(line.diff().mean()) if len(line) > 1 else 1.0  # one cell covers the image
 
 
-def _distance(line: Tensor, other: Tensor | None) -> float:
-    """How far apart the cells of two maps lie along one axis of the image, as a share of it;
-    without another, from cells that are spread evenly."""
-    if other is None:
-        other = (torch.arange(len(line), device=line.device) + 0.5).to(line) / len(line)
+def _unevenness(line: Tensor) -> float:
+    """How far the cells of a line are from where they would be if spread evenly over the image."""
+    even_line = (torch.arange(len(line), device=line.device) + 0.5).to(line) / len(line)
+    return _distance(line, even_line)
+
+
+def _distance(line: Tensor, other: Tensor) -> float:
+    """How far apart the cells of two lines are at most; the finer one is resized to the other."""
     cells = min(len(line), len(other))
     resized, other_resized = (
         F.interpolate(of_map[None, None], cells, mode="linear") for of_map in (line, other)

@@ -79,6 +79,7 @@ def branch_layers(
     in an ensemble. Warns of branches that see the image elsewhere and cannot be drawn."""
     branches = _branches(model, x, score, _last_feature_maps, of_class=of_class, refresh=refresh)
     if branches.placed and placement == "cells":
+        # maps that can't be added cell by cell are drawn where their cells look, and added there
         return [*branches.layers, *branches.left_out]
     if branches.left_out:
         warn(
@@ -110,7 +111,7 @@ def _branches(
         raise LayerError(
             "x must hold values for a layer to be found, got one on the meta device; load it first"
         )
-    if isinstance(model, Stitched):
+    if isinstance(model, Stitched):  # all windows share a layer, chosen in the first one
         energy = model.energy(inputs)
         first = model.first(inputs)
         inner = _branches(model.model, first, energy, choose, of_class=False, refresh=refresh)
@@ -121,6 +122,7 @@ def _branches(
     if chosen is None:
         with _begin(model, inputs, summary, score, shared_by) as search:
             chosen, is_certain = choose(search)
+        # a choice that another image might change is not kept
         if is_certain and shared_by is not None:
             summary.chosen[shared_by, choose] = chosen
     return chosen
@@ -189,7 +191,7 @@ def _begin(
     recorded: RecordedCalls | None = summary.chosen.pop(RECORDED, None)
     # the summary is that of the first image, or of all where the network refuses one
     is_of_these_inputs = shared_by == ALL_SCORES or len(inputs) == 1
-    if shared_by == ALL_SCORES:
+    if shared_by == ALL_SCORES:  # the model's best score then stands for all
         score = None
         inputs = inputs.first() if summary.alone else inputs
     precise = _in_single_precision(model, inputs)
@@ -282,6 +284,7 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     """The tensors that may be the layer, in the order of the pass: none that is returned again
     later, is inside an attention, or saw other images than the explained one."""
     summary = search.summary
+    # if none is seen to depend on the explained image, all may
     calls = [call for call in summary.calls if call.depends] or summary.calls
     calls_by_tensor: list[list[ModuleCall]] = []
     for call in calls:  # those that return the same tensor follow each other
@@ -314,8 +317,8 @@ def _maps_as_the_input(search: LayerSearch, candidates: list[_Candidate]) -> lis
 
 
 def _before_attention(search: LayerSearch, candidates: list[_Candidate]) -> list[_Candidate]:
-    """The candidates that are tokens with an attention after them, since later ones may count by
-    the class token alone, but for the outputs of attentions."""
+    """The candidates that are tokens with an attention after them, since of later ones the class
+    token alone may count. The outputs of attentions themselves are left out."""
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     attentions = search.scored.attentions
     if not attentions:
@@ -347,7 +350,7 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
     coarsest = sorted(by_size, key=lambda size: size[-2] * size[-1])[:_STAGES]
     names_of_stages = []
     for size in coarsest:
-        candidates = sorted(by_size[size], key=lambda candidate: candidate.is_gate)
+        candidates = sorted(by_size[size], key=lambda candidate: candidate.is_gate)  # gates last
         # one pass computes the gradients of all stages
         names_of_stages.append(
             [candidate.name for candidate in candidates[: CANDIDATES // len(coarsest)]]
@@ -362,6 +365,7 @@ def _last_of_each_size(search: LayerSearch) -> tuple[Branches, bool]:
             stages[layer] = names
         elif any(name in influences for name in names):
             is_certain = False  # a gradient that is zero everywhere
+    # a stage of which no layer shows anything is left out, unless none does
     layers = [layer for layer in stages if influences[layer].shows] or [*stages]
     layers_of_branches: list[str] = []
     left_out: dict[str, None] = {}
@@ -386,6 +390,7 @@ def _last_feature_maps(search: LayerSearch) -> tuple[Branches, bool]:
     maps = _maps_as_the_input(search, candidates)
     tokens = [candidate for candidate in candidates if candidate.is_tokens]
     last_tokens = _before_attention(search, candidates)[-1:]
+    # the later one of the last map and the last tokens
     latest = _latest_first([*maps[-1:], *last_tokens])[:1]
     if not latest:
         raise _no_map(search.model, search.summary.calls)
@@ -471,6 +476,7 @@ def _maps_of_one_answer(search: LayerSearch) -> Branches:
     of_branches = [*sizes]
     if reads_few_numbers:
         of_branches.sort(key=lambda name: math.prod(sizes[name]))
+    # the levels of a feature pyramid share feature maps: they are no branches beside each other
     other_sizes = [name for name in of_branches if sizes[name] != sizes.get(layer)]
     # a map that the score reads one cell of is the answer itself
     return branches_beside(search, layer, of_branches, from_image=other_sizes, least=2)

@@ -46,9 +46,9 @@ def with_layout(model: nn.Module, x: InputsLike) -> Inputs:
     layouts = _layouts.setdefault(model, {})
     key = tuple(lengths.items())
     if key not in layouts:
-        shown = _by_convolution(model, inputs, dims)
-        layouts[key] = shown or _by_lengths(model, lengths)
-        _warn_once(model, inputs, layouts[key], lengths, certain=shown is not None)
+        certain_layout = _by_convolution(model, inputs, dims)
+        layouts[key] = certain_layout or _by_lengths(model, lengths)
+        _warn_once(model, inputs, layouts[key], lengths, certain=certain_layout is not None)
     return replace(inputs, layout=layouts[key])
 
 

@@ -187,9 +187,12 @@ class NetworkGrids(Grids):
             return None
         lines = []
         for axis, position in enumerate(positions):
-            laid_out = grid.spread(position.expand(shape))[0].double().mean(0).movedim(axis, 0)
-            line = laid_out.flatten(1).mean(1)
-            off = (laid_out.flatten(1) - line[:, None]).abs()
+            # of the first image, the mean of all channels
+            of_cells = grid.spread(position.expand(shape))[0].double().mean(0)
+            # a row for each of the line's places, with the cells that should all have it
+            cells_of_places = of_cells.movedim(axis, 0).flatten(1)
+            line = cells_of_places.mean(1)
+            off = (cells_of_places - line[:, None]).abs()
             # a thousandth of the photo is rounding
             if bool((line.diff() <= 0).any()) or bool((off > 1e-3).any()):
                 return None
@@ -241,18 +244,20 @@ class NetworkGrids(Grids):
         if not looks.draws:  # each photo has its own
             return self._look_once(layer, inputs, cut=cut)
         with other_random_numbers(inputs.x):
-            again = self._look_once(layer, first, cut=cut)
-        placement = again and again.placement
-        if looks.placement and placement and looks.placement.is_beside(placement):
+            other_looks = self._look_once(layer, first, cut=cut)
+        other_placement = other_looks and other_looks.placement
+        # random numbers may move cells by less than half a cell
+        if looks.placement and other_placement and looks.placement.is_beside(other_placement):
             return replace(looks, lasts=True)
-        return CellLooks(None, "random numbers", lasts=False)
+        return CellLooks(None, behind="random numbers", lasts=False)
 
     def _look_once(self, layer: str, inputs: Inputs, *, cut: bool) -> CellLooks | None:
         """Follow where the cells of a layer's map look in a run on these inputs."""
         place = self._place(layer)
+        # calls are recorded under the first name of a module that has several
         place = place._replace(module=self._first_name(place))
         if sharded(self._model):  # weights are gone after the pass
-            return CellLooks(None, "weights that FSDP shards")
+            return CellLooks(None, behind="weights that FSDP shards")
         modules = modules_of(self._model).items()
         recurrent = {name for module, name in modules if isinstance(module, nn.RNNBase)}
         noted = recurrent | {place.module}  # what recurrent layers give is for `stays_in`
@@ -283,7 +288,7 @@ class NetworkGrids(Grids):
         if grid is None or grid.frames is not None:
             return None
         if value is None:
-            return CellLooks(None, "what cannot be recorded")
+            return CellLooks(None, behind="what cannot be recorded")
         steps = leading_to(value)
         stays = stays_in(self._model, recorder.steps, values)
         looks = receptive_fields(steps, photo, stays, cut=cut)
@@ -295,6 +300,7 @@ class NetworkGrids(Grids):
             of_copy = Placement(self.size, _laid_out(looks, copy, Grid("NCHW", *size)))
             # a copy of the same pixels at the same places is the photo itself
             if size != self.size or not of_copy.is_even:
+                # on a regular copy, cells lie where they do on the photo; else they are followed
                 cells_in_copy = None if cells_in_photo is None else of_copy.cells_at(cells_in_photo)
                 if cells_in_copy is None:
                     looks_at_copy = receptive_fields(steps, copy, stays)
@@ -306,7 +312,8 @@ class NetworkGrids(Grids):
                     if cells_in_photo is None:  # what looks at both sides of a seam
                         cells_in_photo = of_copy.centres_at(in_copy.centres)
         if cells_in_photo is None:
-            return CellLooks(None, ", ".join(looks.unknown) or "what it does with the photo")
+            behind = ", ".join(looks.unknown) or "what it does with the photo"
+            return CellLooks(None, behind=behind)
         seen = seen_pixels(steps, photo, looks)
         seen = None if seen is None else seen.cpu()
         placement = Placement(self.size, cells_in_photo, seen=seen, copy=in_and_of_copy)
@@ -343,6 +350,7 @@ class NetworkGrids(Grids):
         frames = frames_in_batch(shape, self.size, self.count) if len(self.size) == 3 else None
         if layer is not None:
             reading = read_map(shape, self.size)
+            # of tokens, and where a shape leaves it open, the network shows it
             if len(shape) != len(self.size) + 2 or reading.open:
                 return self.of_layer(layer)
             return reading.likeliest if shape[0] == self.count else None
@@ -405,6 +413,7 @@ class NetworkGrids(Grids):
 def _laid_out(looks: Looks, value: Value, grid: Grid) -> Tensor:
     """Where the cells of a map look ``(N, h, w, 2)``, of all images alike unless photos decide."""
     together = [grid.of_channels] if looks.by_photo else [grid.of_images, grid.of_channels]
+    # a part of a field has size 1 where it is the same: a grid needs the sizes of the tensor
     shape = [*value.shape]
     for dim in together:
         shape[dim] = 1

@@ -74,11 +74,12 @@ class ScoredPass:
         of_heads = set[Value]()
         for attention in self._attentions:
             factors = [attention.query.value, attention.key.value, attention.value.value]
-            of_heads |= paths_to(factors, lambda value: mixes(value.step))
+            of_heads |= paths_to(factors, until=lambda value: mixes(value.step))
             # from these to the weights, and from the weights to the result
             of_heads |= reached_from(self.steps, factors) & paths_to([attention.weights.value])
             to_result = paths_to([attention.result.value])
             of_heads |= to_result & reached_from(self.steps, [attention.weights.value])
+        # and what they become where they are only moved
         for step in self.steps:
             if is_move(step) and not of_heads.isdisjoint(step.inputs):
                 of_heads.update(step.outputs)
@@ -138,7 +139,8 @@ class LayerSearch:
         if value is not None and value not in reached_from(steps, recorder.inputs):
             for step in steps:  # the network switches gradients off: the graph begins at a layer
                 step.has_gradient = True
-        return ScoredPass(steps, self.recorded.values, outputs, value, graph)
+        values = self.recorded.values
+        return ScoredPass(steps, values=values, outputs=outputs, score=value, graph=graph)
 
     def value_of(self, layer: str) -> Value | None:
         """What a layer gave in the pass; None if it did not run."""
@@ -225,7 +227,7 @@ def _best_score(output: Any) -> Tensor | None:
 def _answers(scored: ScoredPass) -> set[Value]:
     """The values between a score and the last operations with weights. They are the answer itself,
     in which no map shows where it comes from."""
-    rows = {value for value in scored.outputs if len(value.shape) <= 2}
+    score_rows = {value for value in scored.outputs if len(value.shape) <= 2}
     answers = {scored.score}
     before_answers: list[Value] = []
     for step in reversed(scored.steps):
@@ -234,7 +236,7 @@ def _answers(scored: ScoredPass) -> set[Value]:
             continue
         sources = [value for value in step.inputs if value in scored.to_score]
         # a row of scores is an end too: there is no map that would be the answer
-        if mixes(step) or not rows.isdisjoint(results):
+        if mixes(step) or not score_rows.isdisjoint(results):
             before_answers += sources
         else:
             answers.update(sources)
@@ -273,12 +275,12 @@ def _values_that_weigh(scored: ScoredPass, layers: AbstractSet[Value]) -> set[Va
         for factor in parents:
             cofactors = parents - {factor}
             weighed = layers & paths_to(
-                cofactors, lambda value: value in layers or mixes(value.step)
+                cofactors, until=lambda value: value in layers or mixes(value.step)
             )
             # the factor is computed from the map that it weighs
             if weighed and not weighed.isdisjoint(paths_to([factor])):
                 results = set(product.results)
                 # what also reaches the score on a path around this product
-                elsewhere = paths_to(filter(None, [scored.score]), results.__contains__)
+                elsewhere = paths_to(filter(None, [scored.score]), until=results.__contains__)
                 factors |= layers - paths_to(cofactors) - elsewhere
     return factors

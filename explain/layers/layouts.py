@@ -117,6 +117,7 @@ class Grid:
         """Lay a layer's output out as feature maps ``(N, C, h, w)``, of a video ``(N, C, t, h,
         w)``, without tokens that lie nowhere, such as class tokens. `fold` undoes it."""
         if self.folded:
+            # from (N, t, C, h, w)
             return self.unfolded(self.of_frame.spread(tensor)).movedim(1, 2)
         if self.is_map:
             return tensor.movedim(CHANNEL_DIMS[self.layout], 1)
@@ -288,6 +289,7 @@ def token_grid(positions: Positions, shape: Size, count: int) -> Grid | None:
     layouts: list[Layout] = ["tokens first", "tokens", "tokens last"]
     for dim, layout in enumerate(layouts):  # the dimension of the tokens
         dim_of_images = 1 if dim == 0 else 0
+        # along each axis of the photo, places must change from token to token, if they do at all
         varies = all(p.shape[dim] > 1 for p in positions if p.numel() > 1)
         if varies and shape[dim_of_images] == count:
             other_dims = [other for other in range(3) if other != dim]
@@ -317,9 +319,10 @@ def _grid_of_points(layout: Layout, points: Tensor) -> Grid | None:
     places = tuple(tokens[cells.argsort()].tolist())
     skip = places[0]
     frames = lengths[0] if len(lengths) == 3 else None
+    height, width = lengths[-2:]
     if places == tuple(range(skip, skip + len(places))):
-        return Grid(layout, lengths[-2], lengths[-1], skip, frames)
-    return Grid(layout, lengths[-2], lengths[-1], frames=frames, places=places)
+        return Grid(layout, height, width, skip=skip, frames=frames)
+    return Grid(layout, height, width, frames=frames, places=places)
 
 
 def _grid_of(layout: Layout, shape: Size) -> Grid | None:

@@ -152,7 +152,7 @@ def locate_tensors(
         except Exception as error:  # the network may take only one image at a time
             if came_by_signal(error):
                 raise
-    return Places(len(inputs), {}, {}, {}, {})
+    return Places(len(inputs), of_calls={}, of_inputs={}, sequences={}, added={})
 
 
 @contextmanager
@@ -248,6 +248,8 @@ def _locate_once(model: nn.Module, inputs: Inputs) -> Places:
         with other_random_numbers(inputs.x):
             other_recorder, _, other_values = record_calls(model, inputs)
         other_states = _states_in(model, other_recorder, other_values)
+        # values of both runs are matched by their numbers; since grids are asked for by shape,
+        # nothing is known of any value with the shape of one that moved
         by_number = {value.number: state for value, state in other_states.items()}
         moved = {
             value.shape

@@ -26,7 +26,7 @@ _EVEN = 1e-3  # of a cell: how far cells that count as spread evenly may lie bes
 _BESIDE = 0.5  # of a cell: how far the cells of a row may lie beside their mean
 _APART = 0.75  # of a cell: how far apart the cells of maps may lie that are added up by cells
 _TOGETHER = 0.1  # of a cell: rows that lie nearer are at one place
-_AT_ONCE = 2**24  # distances
+_AT_ONCE = 2**24  # distances between pixels and cells that are in memory together
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +135,15 @@ class Placement:
         """Where the pixels that the network reads lie on the image."""
         if not torch.equal(pixels, other_pixels):
             return True
-        # the coarser of both maps
+        # both are compared at the rows and columns of the coarser one
         _, rows, columns, _ = map(min, self.centres.shape, other.centres.shape)
         places, other_places = (
             F.interpolate(of.centres.movedim(-1, 1), (rows, columns), mode="bilinear")
             for of in (self, other)
         )
-        cell = torch.tensor([self.size[0] / rows, self.size[1] / columns], device="cpu")
+        sides_of_cell = torch.tensor([self.size[0] / rows, self.size[1] / columns], device="cpu")
         off = (places - other_places).abs()
-        return bool((off > _APART * cell[:, None, None]).any())
+        return bool((off > _APART * sides_of_cell[:, None, None]).any())
 
     def _spread(self, maps: Tensor, *, smooth: bool) -> Tensor:
         """The values of maps at all pixels, whether they are seen or not; if ``smooth``, along
@@ -190,13 +190,13 @@ class Placement:
 
     @cached_property
     def lines(self) -> tuple[bool, Tensor, Tensor] | None:
-        """Where the rows and the columns of cells look, of a grid along the image's axes, and
-        whether the map is turned beside it; None for other cells."""
+        """Whether the map is turned, its rows running along the columns of the image, and where
+        rows and columns of cells look, if they are a grid along its axes; None for others."""
         for turned in (False, True):
             centres = self.centres[0].transpose(0, 1) if turned else self.centres[0]
             lines = []
             for axis, length in enumerate(self.size):
-                # the cells of each row, or of each column, along the axis
+                # the places along the axis: each row, or each column, of cells should have one
                 cells = centres[..., axis] if axis == 0 else centres[..., axis].mT
                 places = cells.double().nanmean(1)
                 ordered = places[~places.isnan()].sort().values
@@ -204,10 +204,11 @@ class Placement:
                 gap = float(gaps.median()) if len(gaps) else float(length)
                 off = (cells - places[:, None]).abs()
                 are_lines = bool((off <= _BESIDE * gap).logical_or(places.isnan()[:, None]).all())
+                # cells of a row lie apart, or two rows at one place: no grid, turned like this
                 if not len(ordered) or not are_lines or bool((gaps < _TOGETHER * gap).any()):
                     break
                 lines.append(places.float())
-            else:
+            else:  # both axes have lines
                 rows, columns = lines
                 return turned, rows, columns
         return None
@@ -219,8 +220,7 @@ class Placement:
         if len(self) > 1 or self.lines is None:
             return self
         turned, *lines = self.lines
-        centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
-        return replace(self, centres=(centres.transpose(0, 1) if turned else centres)[None])
+        return replace(self, centres=_crossings(lines, turned=turned)[None])
 
     @property
     def described(self) -> dict[str, Any]:
@@ -233,7 +233,8 @@ class Placement:
         else:
             description["cells"] = [list(map(_listed, row)) for row in self.centres[0]]
         if self.seen is not None:
-            flags = F.pad(self.seen.flatten().int(), (1, 0))  # the first run is unseen
+            # with an unseen pixel before the first one, so that the first run is unseen, or empty
+            flags = F.pad(self.seen.flatten().int(), (1, 0))
             changes = flags.diff().nonzero()[:, 0].tolist()
             ends = [0, *changes, self.seen.numel()]
             description["runs"] = [end - start for start, end in pairwise(ends)]
@@ -247,23 +248,27 @@ class Placement:
             centres = _placed(description["cells"])
         else:
             lines = [_placed(description[axis]) for axis in ("rows", "columns")]
-            centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
-            centres = centres.transpose(0, 1) if description["turned"] else centres
+            centres = _crossings(lines, turned=description["turned"])
         seen = None
         if "runs" in description:
-            runs = torch.tensor(list(map(int, description["runs"])), device="cpu")
-            if bool((runs < 0).any()) or int(runs.sum()) != height * width:
-                raise ValueError(f"runs must be of {height * width} pixels, got {int(runs.sum())}")
-            flags = torch.arange(len(runs), device="cpu") % 2 == 1
-            seen = flags.repeat_interleave(runs).reshape(height, width)
-        return cls((height, width), centres.reshape(1, *centres.shape[-3:]), seen)
+            lengths = torch.tensor(list(map(int, description["runs"])), device="cpu")
+            pixels = int(lengths.sum())
+            if bool((lengths < 0).any()) or pixels != height * width:
+                raise ValueError(f"runs must be of {height * width} pixels, got {pixels}")
+            # runs are in turn unseen and seen, the first is unseen
+            is_seen = torch.arange(len(lengths), device="cpu") % 2 == 1
+            seen = is_seen.repeat_interleave(lengths).reshape(height, width)
+        # of one image; a record whose lists are deeper is refused
+        centres = centres.reshape(1, *centres.shape[-3:])
+        return cls((height, width), centres, seen=seen)
 
     @cached_property
     def _matrices(self) -> dict[bool, list[Tensor]]:
         """The matrices that interpolate along the rows and the columns of the image, for `lines`,
         by whether they are smooth."""
         assert self.lines is not None
-        pairs = list(zip(self.lines[1:], self.size, strict=True))
+        _, *lines = self.lines
+        pairs = list(zip(lines, self.size, strict=True))
         return {
             smooth: [_interpolating(line, length, smooth=smooth) for line, length in pairs]
             for smooth in (False, True)
@@ -275,16 +280,16 @@ class Placement:
         cells = self.centres[0].flatten(0, 1)
         placed = (~cells.isnan().any(1)).nonzero()[:, 0]
         count = self.size[0] * self.size[1] if self.seen is None else int(self.seen.sum())
-        if not len(placed):  # the first cell, with no weight
-            none = torch.zeros(1, self.size[0] * self.size[1], device="cpu")
-            return none.long(), none
+        if not len(placed):  # all pixels have the first cell, with no weight
+            zeros = torch.zeros(1, self.size[0] * self.size[1], device="cpu")
+            return zeros.long(), zeros
         # how far cells are apart, if each has as many of the pixels
         gap = (max(count, 1) / len(placed)) ** 0.5
         pixels = _even_centres(self.size, self.size).flatten(0, 1)
         nearest = []
         weights = []
-        for some in torch.split(pixels, max(1, _AT_ONCE // len(placed))):
-            distances = torch.cdist(some, cells[placed])
+        for some_pixels in torch.split(pixels, max(1, _AT_ONCE // len(placed))):
+            distances = torch.cdist(some_pixels, cells[placed])
             near = distances.topk(min(NEAREST, len(placed)), largest=False)
             nearest.append(placed[near.indices])
             # a Gaussian, whose standard deviation is half the gap
@@ -349,6 +354,13 @@ def _listed(places: Tensor) -> list[float | None]:
 def _placed(places: Any) -> Tensor:
     """Places that `_listed` has listed, however deep in lists."""
     return torch.from_numpy(np.array(places, np.float32))
+
+
+def _crossings(lines: list[Tensor], *, turned: bool) -> Tensor:
+    """The centres ``(h, w, 2)`` of cells where rows and columns at these places cross; those of a
+    map that is ``turned`` (see `Placement.lines`) have its rows along the image's columns."""
+    centres = torch.stack(torch.meshgrid(lines, indexing="ij"), -1)
+    return centres.transpose(0, 1) if turned else centres
 
 
 def _even_centres(cells: Size, size: Size) -> Tensor:

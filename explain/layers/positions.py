@@ -221,9 +221,9 @@ def _resampled(
     for position in mean:
         values = position.double().expand((len(position), 1, *x.shape[2:]))  # one channel
         centres = _quotient(resample(values), resample((values > 0).double()))
-        # windows that are wider than the map have the same mean
-        stays = centres.numel() == 1 and result.shape[2:] == x.shape[2:]
-        resampled.append(position if stays else centres)
+        # windows that all see the whole map have one mean: values of as many cells keep theirs
+        keeps_positions = centres.numel() == 1 and result.shape[2:] == x.shape[2:]
+        resampled.append(position if keeps_positions else centres)
     return _first([tuple(resampled)], result)
 
 

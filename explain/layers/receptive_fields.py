@@ -121,7 +121,7 @@ def receptive_fields(
     """Follow where the values of a recording look in an image ``x`` ``(N, C, H, W)``; ``cut``, with
     nothing beyond it. What ``stays`` looks where its source does, over its last dimension."""
     device = x.tensor.device
-    # the rounding of single precision would show in maps, which are drawn by this
+    # the rounding of single precision would show in maps, drawn by this; mps has no double
     precise = torch.float32 if device.type == "mps" else torch.float64
     one = torch.ones([1] * 4, device=device, dtype=precise)
     pixels = [
@@ -137,7 +137,7 @@ def receptive_fields(
     size = (x.shape[2], x.shape[3])
     for step in steps:
         staying = stays.keys() & set(step.outputs)
-        for result in staying:
+        for result in staying:  # each state of a recurrent layer belongs to the place of its input
             if stays[result] in fields:
                 fields[result] = _each(
                     fields[stays[result]],
@@ -175,9 +175,10 @@ def _carried(
         return {result: _padded(step, fields[step.args[0]], cut=cut)}
     if is_move(step):
         return _moved(step, fields)
+    # the windows of an adaptive pooling are not all alike: it is run on the field, below
     if operation.kind == "convolution" or (operation.has("pools") and "adaptive" not in step.name):
         return {result: _of_windows(step, fields[step.args[0]], size, cut=cut)}
-    if step.name in ("mm", "addmm"):
+    if step.name in ("mm", "addmm"):  # products of two matrices, of which one may be constant
         return _of_product(step, result, fields)
     if operation.kind == "matrixproduct":  # as of an attention: what it mixes stays where it is
         return {}
@@ -191,7 +192,8 @@ def _carried(
 
 def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
-    zero = next(iter(fields.values()))[0].mass.new_zeros([])
+    any_rows, _ = next(iter(fields.values()))
+    zero = any_rows.mass.new_zeros([])  # in the precision of the fields
 
     def part_of(axis: int, part: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the image."""
@@ -241,18 +243,21 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     if cut:
         is_own = (beyond == 0).reshape(shape)
         return Along(mass * is_own, beside * is_own, at)
+    # of a regular map, only the places `at` change from cell to cell
     looks_at = along.at if mass.shape[dim] == beside.shape[dim] == 1 else along.centres
     first, second, second_last, last = (  # a period apart
         looks_at.narrow(dim, place, 1) for place in (0, period, -1 - period, -1)
     )
     below = periods.clamp(max=0).reshape(shape) * (second - first)
     above = periods.clamp(min=0).reshape(shape) * (last - second_last)
+    # values that look nowhere have no distance to others
     return Along(mass, beside, at + (below + above).nan_to_num())
 
 
 def _run_on(step: Step, along: Along) -> Along:
     """A step that is linear in its first argument, run on a field in the place of that."""
     x: Value = step.args[0]
+    # of an adaptive maximum too, which may be anywhere in a window
     run: Any = F.adaptive_avg_pool2d if "adaptive" in step.name else step.operator
 
     def summed(part: Tensor) -> Tensor:
@@ -260,7 +265,7 @@ def _run_on(step: Step, along: Along) -> Along:
         options = [arg.tensor.to(part) if isinstance(arg, Value) else arg for arg in step.args[1:]]
         if step.operation.has("samples"):  # all channels at the same places
             part = part.mean(1, keepdim=True)
-        if step.name not in ("sum", "mean"):
+        if step.name not in ("sum", "mean"):  # the others need the real height and width
             part = part.expand(-1, -1, *x.shape[2:]).contiguous()
         sums: Tensor = run(part, *options, **step.kwargs)
         return sums
@@ -292,6 +297,7 @@ class _Windows(NamedTuple):
             kernel = options["kernel_size"]
             kernel = [*kernel] * (2 // len(kernel))  # one number for both sides
             squares = step.args[0].tensor.new_ones((channels, 1, *kernel)) / math.prod(kernel)
+            # what a pooling has no option for
             options = {"dilation": [1], "transposed": False, "output_padding": [0], **options}
             options["stride"] = options["stride"] or kernel  # as poolings do without a stride
             options["groups"] = channels
@@ -316,8 +322,10 @@ def _of_windows(step: Step, field: Field, size: tuple[int, int], *, cut: bool) -
     def of_windows(along: Along, length: int) -> Along:
         """What the windows look at along an axis of this length."""
         gap = _gap(along)
+        # all windows of a regular map are alike, unless the border cuts some or they're transposed
         if gap is not None and not (cut or windows.is_transposed):
             return _of_first_window(windows, along, gap, lengths)
+        # a convolution adds its channels up, a pooling does not
         if step.operation.kind == "convolution" and along.shape[1] > 1:
             _must_be_together(along, length, step.name)
         return _of_all_windows(windows, along, lengths, cut=cut)
@@ -336,6 +344,7 @@ def _gap(along: Along) -> float | None:
         return None
     gaps = line.diff()
     gap = float(gaps[0]) if len(gaps) else 0.0
+    # all gaps are the first one
     return gap if bool(((gaps - gap).abs() <= _SAME * abs(gap)).all()) else None
 
 
@@ -365,6 +374,7 @@ def _of_all_windows(
     """What the windows of any map look at along one axis of the image."""
     squares, stride, padding, dilation, is_transposed, output_padding, groups = windows
     kernel = squares
+    # of the map that is read
     channels = squares.shape[0] if is_transposed else squares.shape[1] * groups
     # the padding is taken for more of the image: the map is extended by it, and not padded
     options_of_sides: list[tuple[int, int, int, int]] = []
@@ -375,9 +385,10 @@ def _of_all_windows(
             kernel = _sum(torch.split(kernel, 1, i + 2))  # faster than its own sum
             options_of_sides.append((1, 0, 1, 0))
         elif is_transposed:
-            more = dilation[i] * (side - 1) // stride[i] + 1  # cells whose windows reach inside
-            along = _extended(along, i + 2, left=more, right=more, cut=cut)
-            cropped = padding[i] + stride[i] * more
+            # how many cells beyond the border have windows that reach inside
+            beyond = dilation[i] * (side - 1) // stride[i] + 1
+            along = _extended(along, i + 2, left=beyond, right=beyond, cut=cut)
+            cropped = padding[i] + stride[i] * beyond
             options_of_sides.append((stride[i], cropped, dilation[i], output_padding[i]))
         else:
             needed = (lengths[i] - 1) * stride[i] + dilation[i] * (side - 1) + 1
@@ -460,7 +471,7 @@ def _added(parts: Sequence[Along], length: int, name: str) -> Along:
     at = parts[0].at
     if all(torch.equal(part.at, at) for part in parts):
         return Along(_sum(part.mass for part in parts), _sum(part.beside for part in parts), at)
-    # each part counts from places of its own: all are counted from the border
+    # where places `at` differ, moments do not add up: all are counted from the border instead
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     masses = torch.stack([part.mass.expand(shape) for part in parts], 1)
     moments = torch.stack([part.moment.expand(shape) for part in parts], 1)
@@ -492,7 +503,7 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
     like = field[0].mass
     if step.operation.kind == "batchnorm":
         _, scale, _, mean, variance, is_training, *_, epsilon = step.args
-        if isinstance(mean, Value) and scale and is_training is not True:
+        if isinstance(mean, Value) and scale and is_training is not True:  # kept statistics
             ratios: Tensor = scale.tensor.detach().to(like).square() / (
                 variance.tensor.to(like) + epsilon
             )
@@ -501,7 +512,9 @@ def _squared_slope(step: Step, signal: Value, field: Field) -> float | Tensor:
         return 1.0
     x = signal.tensor.detach().float()
     row_dims, column_dims = ({d for d, n in enumerate(along.shape) if n > 1} for along in field)
-    channel_dims = row_dims & column_dims  # the one, if places of rows and columns are apart
+    # the channels are where both fields change, if each has a dimension of its own for places
+    channel_dims = row_dims & column_dims
+    # all dimensions but that of the channels; all, if it is not clear which that is
     averaged_dims = [d for d in range(x.ndim) if channel_dims != {d}]
     sampled = [slice(None)] * x.ndim
     if step.is_pointwise:  # some values are enough: every few along each dimension

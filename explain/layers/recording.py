@@ -136,7 +136,7 @@ class RecordedCalls:
         with ExitStack() as end_of_pass:
             if self.recorder is not None:
                 with calculating(inputs.x.device.type, create_graph=True):
-                    x = input_copy(inputs.x)
+                    x = input_copy(inputs.x)  # the network may write into it
                     self.recorder.add_input(x)
                 record_until(end_of_pass, self.recorder)
                 inputs = inputs.replaced(x)

@@ -19,11 +19,12 @@ def copy_of(steps: Iterable[Step], photo: Value) -> Value:
     copy = value = photo
     readers = Readers(steps)
     while (step := readers.only(value)) is not None:
-        copies = is_move(step) or step.is_pointwise
+        keeps_pixels = is_move(step) or step.is_pointwise
         signals = [read for read in step.inputs if read.depends]
-        if not copies or signals != [value] or len(step.outputs) != 1:
+        if not keeps_pixels or signals != [value] or len(step.outputs) != 1:
             break
         value = step.output
+        # on the way from one batch of images to the next, it may have another shape
         are_images = value.tensor.is_floating_point() and len(value.shape) == 4
         if are_images and value.shape[0] == photo.shape[0]:
             copy = value
@@ -45,6 +46,7 @@ def seen_pixels(steps: Iterable[Step], photo: Value, looks: Looks) -> Tensor | N
             if is_shifted or (step.is_pointwise and len(signals) == 1):
                 pixels.update(looks.fields.keys() & set(step.outputs))
                 continue
+            # in which pixels its values look; NaN is in none
             rows, columns = centres(looks.fields[value])
             is_row = (rows >= 0) & (rows < seen.shape[0])
             is_column = (columns >= 0) & (columns < seen.shape[1])

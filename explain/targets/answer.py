@@ -147,13 +147,14 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
     # tokens without texts are words of their own
     words = words_of(token_texts) if any(token_texts) else [[place] for place in range(len(ids))]
     scoring_model = copy.copy(model)  # its modules, parameters and hooks are those of the model
+    # by position, since all keywords are inputs of the model
     scoring_model.forward = partial(
         _log_probabilities, scoring_model, model.forward, layer, ids, words
     )
     scoring_model.joint_tokens = _joint_tokens(model, inputs_with_answer, len(ids))  # type: ignore[assignment]
     if not any(answer.words for answer in answers):
         return scoring_model, inputs_with_answer, {}
-    names = _prompt_words(model, inputs_with_answer, tokenizer)
+    texts_of_prompt = _prompt_words(model, inputs_with_answer, tokenizer)
     kwargs = {**inputs_with_answer.kwargs, "words": embedded.to(inputs.x)}
     inputs_with_words = Inputs(
         inputs_with_answer.args,
@@ -162,7 +163,7 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
         shared=inputs.shared,
         layout=inputs.layout,
     )
-    return scoring_model, inputs_with_words, {"words": names}
+    return scoring_model, inputs_with_words, {"words": texts_of_prompt}
 
 
 def with_prompt(
@@ -244,9 +245,9 @@ def _prompt_words(model: nn.Module, inputs: Inputs, tokenizer: Any) -> tuple[str
     is_no_word = torch.isin(prompts[0], _image_ids(model, prompts.device))
     if "attention_mask" in inputs.kwargs:
         is_no_word |= inputs.kwargs["attention_mask"][0] == 0
-    names = token_names(tokenizer, prompts[0].tolist())
-    pairs = zip(names, is_no_word.tolist(), strict=True)
-    return tuple("" if no_word else name for name, no_word in pairs)
+    token_texts = token_names(tokenizer, prompts[0].tolist())
+    pairs = zip(token_texts, is_no_word.tolist(), strict=True)
+    return tuple("" if no_word else text for text, no_word in pairs)
 
 
 def _log_probabilities(
@@ -306,7 +307,7 @@ def _joint_tokens(model: nn.Module, inputs: Inputs, answer_length: int) -> Joint
         size = (rows // merge, columns // merge)
     # each token's logits are at the one before it
     starts = (_ends(inputs.kwargs) - answer_length - 1).tolist()
-    if len(set(starts)) == 1:
+    if len(set(starts)) == 1:  # one list for all images
         starts = starts[:1]
     read = [range(start, start + answer_length) for start in starts]
     return JointTokens(ids.shape[1], photo=places, read=read, size=size)
@@ -362,22 +363,25 @@ def _behind(inputs: Inputs, ids: TokenIds) -> Inputs:
     prompt = inputs.kwargs["input_ids"]
     ends = _ends(inputs.kwargs).tolist()
     longer_inputs = dict(inputs.kwargs)
-    for name, tokens in inputs.kwargs.items():
+    for name, values in inputs.kwargs.items():
         # may be (1, L), or (3, N, L): rotary positions in time, height and width
         if name == "position_ids":
-            tokens = tokens.expand(*tokens.shape[:-2], *prompt.shape)
-        elif not isinstance(tokens, torch.Tensor) or tokens.shape != prompt.shape:
-            continue
+            values = values.expand(*values.shape[:-2], *prompt.shape)
+        elif not isinstance(values, torch.Tensor) or values.shape != prompt.shape:
+            continue  # it has no value for each token
+        # the answer is read, and marked as such; other masks do not count it
+        is_counted = name in ("attention_mask", "token_type_ids")
         rows = []
-        for row, end in zip(tokens.unbind(-2), ends, strict=True):
+        # the images are always the dimension before the last
+        for row, end in zip(values.unbind(-2), ends, strict=True):
             if name == "input_ids":
                 inserted = row.new_tensor(ids)
             elif name == "position_ids":
                 inserted = row[..., end - 1 : end] + torch.arange(
                     1, len(ids) + 1, device=row.device
                 )
-            else:  # the answer is read, and marked as such; other masks do not count it
-                inserted = row.new_full((len(ids),), name in ("attention_mask", "token_type_ids"))
+            else:
+                inserted = row.new_full((len(ids),), is_counted)
             rows.append(torch.cat([row[..., :end], inserted, row[..., end:]], -1))
         longer_inputs[name] = torch.stack(rows, -2)
     return replace(inputs, kwargs=longer_inputs, explained=list(inputs.paths))

@@ -82,7 +82,10 @@ class ClassTarget(Target):
         segmenter its region."""
         if isinstance(output, torch.Tensor) and output.ndim == 2:
             return self
-        return _elsewhere(output, count, self.index, "all", self.categories) or self
+        elsewhere = _elsewhere(
+            output, count, label=self.index, rank="all", categories=self.categories
+        )
+        return elsewhere or self
 
     def probability(self, probabilities: torch.Tensor) -> torch.Tensor:
         return self.pick(probabilities, len(probabilities))[0]
@@ -155,7 +158,7 @@ class TopClass(CheckedTarget):
     def resolved(self, output: Any, count: int) -> Target:
         """The classes of this rank (best, second best, ...) in the images as they are, fixed for
         all perturbed copies; boxes or regions where the model gives these."""
-        elsewhere = _elsewhere(output, count, None, self.rank)
+        elsewhere = _elsewhere(output, count, label=None, rank=self.rank)
         if elsewhere is not None:
             return elsewhere
         scores = find_logits(output, count).detach()
@@ -389,8 +392,10 @@ class Similarity(Target):
 
     def pick(self, output: Any, count: int) -> Picked:
         """The cosine ``(count,)`` between the model's embedding of each image and the given one."""
-        shape = "embeddings (N, D)"
-        embeddings = need_tensor(output, count, (2, 4), self, shape, EMBEDDINGS).flatten(1)
+        # (N, D), or (N, D, 1, 1) as behind a pooling
+        embeddings = need_tensor(
+            output, count, (2, 4), self, shape="embeddings (N, D)", names=EMBEDDINGS
+        ).flatten(1)
         reference = self.embedding.to(embeddings)
         if reference.shape not in (embeddings.shape, embeddings.shape[1:]):
             raise TargetError(

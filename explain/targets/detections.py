@@ -235,6 +235,7 @@ class Detections(CheckedTarget):
     def _detected(self, boxes: Boxes, image: int, label: int | None) -> list[tuple[int, int]]:
         """The detections with a class (None for any) in one image, best first: (position, class);
         kept in ``boxes.detections`` for other targets."""
+        # after suppression, all that is listed counts as detected
         threshold = self.threshold if boxes.dense else -torch.inf
         key = image, label, threshold
         if key not in boxes.detections:
@@ -293,6 +294,7 @@ class Detections(CheckedTarget):
         edges: Sequence[float] = corners.tolist()
         in_photo = _in_photo.get()
         has_place = self.box is not None or self.point is not None
+        # a caller's box or point is in the model's input, unless it was typed as a place on a photo
         if in_photo is not None and (isinstance(self, Place) or not has_place):
             edges = in_photo(image, edges)
         label_words = class_label(self.categories, label).removeprefix("class ")
@@ -306,21 +308,22 @@ class Detections(CheckedTarget):
         """
         scores = boxes.scores[image].detach()
         corners = boxes.boxes[image].detach()
-        nearest = "it gives none"
+        hindrance = "it gives none"
         if scores.numel():
             assert self.index != "all"  # with a box it is refused
+            # boxes that coincide are told apart by their score for the label, or by their best one
             cell, overlap_share = matching_box(
-                _of_label(scores, label).amax(1), corners, wanted, self.index
+                _of_label(scores, label).amax(1), corners, wanted, rank=self.index
             )
             category = int(scores[cell].argmax()) if label is None else label
             if overlap_share >= self.overlap:
                 return cell, category
             words = self._words(corners[cell], category, image)
             overlap = max(overlap_share, 0.0)  # below 0 without any
-            nearest = f"the nearest, {words}, overlaps it by {overlap:.2f}; give that"
+            hindrance = f"the nearest, {words}, overlaps it by {overlap:.2f}; give that"
         raise TargetError(
             f"target {self.name} must overlap a box that the model gives for {_photo(image)} by "
-            f"{self.overlap:g} or more, but {nearest}"
+            f"{self.overlap:g} or more, but {hindrance}"
         )
 
 
@@ -415,7 +418,7 @@ class Detected(Target):
         image = self.images[number]
         scores = boxes.scores[image][:, self.labels[number]].detach()
         corners = boxes.boxes[image].detach()
-        return matching_box(scores, corners, self.boxes[number], self.ranks[number])
+        return matching_box(scores, corners, self.boxes[number], rank=self.ranks[number])
 
     def _value(self, boxes: Boxes, number: int) -> torch.Tensor | None:
         """The score, logit, side, overlap or existence of one of the detected boxes, with a graph;
@@ -490,11 +493,12 @@ def coinciding(
     up to ``least``, by score, with their IoU: -1 for boxes with a score of minus infinity.
     """
     overlap_shares = torch.where(scores > -torch.inf, overlaps(boxes, box), -1.0)
-    nearest = overlap_shares.topk(min(least, len(overlap_shares))).values
-    best = nearest[0]
+    largest_shares = overlap_shares.topk(min(least, len(overlap_shares))).values
+    best = largest_shares[0]
     # nine tenths of -1 are more than -1
     near_best = NEAR * best if best > 0 else best
-    near = (overlap_shares >= min(nearest[-1], near_best)).nonzero()[:, 0]
+    # at least the first `least`, and all others that are nearly as good as the best
+    near = (overlap_shares >= min(largest_shares[-1], near_best)).nonzero()[:, 0]
     cells = near[scores[near].sort(descending=True, stable=True).indices]
     return cells, overlap_shares[cells]
 
@@ -520,7 +524,7 @@ def suppressed(
     labels = labels[order]
     if dense and len(cells):
         # it keeps classes apart by the largest edge, which must be finite and above zero
-        corners = boxes[cells].float().nan_to_num(0, 0, 0)
+        corners = boxes[cells].float().nan_to_num(nan=0, posinf=0, neginf=0)
         corners = corners - corners.min()
         kept = batched_nms(corners, scores[cells, labels].float(), labels, iou)
         cells = cells[kept]
@@ -538,6 +542,7 @@ def overlaps(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
     areas = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1)
     union = areas + (box[2:] - box[:2]).prod() - intersections
     is_same = (areas.detach() <= 0) & (boxes == box).all(1)  # equal boxes without an area
+    # nothing is divided by 0
     shares = intersections / union.clamp(min=torch.finfo(union.dtype).tiny)
     return torch.where(is_same, 1.0, shares)
 
@@ -594,6 +599,7 @@ class Place(Detections):
 def as_place(text: str) -> Place | None:
     """Read a place such as "cup@2", "person@320,200" or "box 120,40,300,380"; None for any other
     text."""
+    # the first group of each pattern is the label
     if match := _BOX.fullmatch(text):
         return Place(
             _label(match[1]), box=[float(edge) for edge in match.groups()[1:]], called=text

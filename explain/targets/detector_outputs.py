@@ -160,9 +160,11 @@ def _in_layout(
         boxes = LAYOUTS[layout](output, count, size)
         return None if boxes is None else replace(boxes, layout=layout)
     for name, read_layout in LAYOUTS.items():
+        # one that looks like another, where this output does not look more like it
         if name in UNSURE and not UNSURE[name](output, count):
             continue
         boxes = read_layout(output, count, size)
+        # maps without names may be those of a segmenter
         if boxes is not None and (is_detector or boxes.doubt != MAYBE_MAPS):
             return replace(boxes, layout=name)
     return None
@@ -210,6 +212,7 @@ def _of_results(results: Sequence[Any]) -> Boxes:
     classes = 1 + max([0, *labels_of_all.tolist()])
     scores_of_images = []
     for _, labels, scores in results:
+        # each box has the score of its own label alone
         empty_scores = scores.new_full((len(scores), classes), -torch.inf)
         labelled = scores.masked_fill(labels < 0, -torch.inf)
         scores_of_images.append(
@@ -266,11 +269,12 @@ def _queries(output: Any, count: int, size: Size | None, background: bool) -> Bo
     scores = logits.softmax(-1)
     existence = 1 - scores[..., -1]
     doubt = ""
+    # what is not known by its class may have sigmoids: behind a softmax, many queries are nothing
     if type(output).__name__ not in SOFTMAX:
         is_nothing = logits.detach().argmax(-1) == logits.shape[-1] - 1
         is_sure = float(is_nothing.float().mean()) >= NOTHING
         doubt = "" if is_sure else MAYBE_SIGMOIDS
-    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence, doubt=doubt)
+    return Boxes(scores[..., :-1], boxes, logits[..., :-1], existence=existence, doubt=doubt)
 
 
 def _rtdetr(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -295,7 +299,9 @@ def _ends_in_no_object(output: Any, count: int) -> bool:
         return type(output).__name__ in SOFTMAX
     if _part(output, "enc_outputs") is not None:
         return False
-    return logits.shape[-1] > 1 and float((logits.detach().amax(-1) < 0).float().mean()) <= 0.5
+    # of sigmoids, the logits of a query that finds nothing are all below 0
+    is_nothing = logits.detach().amax(-1) < 0
+    return logits.shape[-1] > 1 and float(is_nothing.float().mean()) <= 0.5
 
 
 def _are_corners(output: Any, count: int) -> bool:
@@ -406,7 +412,7 @@ def _yolox(output: Any, count: int, size: Size | None) -> Boxes | None:
         return None
     corner_levels = []
     stride_levels = []
-    for stride in STRIDES[:3]:
+    for stride in STRIDES[:3]:  # YOLOX has three levels, whose cells follow each other
         level = rows.new_empty(size[-2] // stride, size[-1] // stride)
         corner_levels.append(stride * (cell_middles(level) - 0.5))  # what middles count from
         stride_levels.append(rows.new_full((level.numel(), 1), stride))
@@ -470,7 +476,7 @@ def _anchors(
     anchor_sizes = anchors[..., 2:] - anchors[..., :2]
     middles = anchors[..., :2] + anchor_sizes / 2
     centredness = _part(output, "bbox_ctrness")
-    if centredness is not None:
+    if centredness is not None:  # FCOS: distances to the sides, in sizes of the anchor
         scores = (logits.sigmoid() * centredness.sigmoid()).sqrt()
         return Boxes(
             scores,
@@ -487,7 +493,8 @@ def _anchors(
     scores = logits.softmax(-1)  # class 0 is the background, and labels count from there
     existence = 1 - scores[..., 0]
     is_background = torch.arange(scores.shape[-1], device=scores.device) == 0
-    return Boxes(scores.masked_fill(is_background, -torch.inf), boxes, logits, existence)
+    scores = scores.masked_fill(is_background, -torch.inf)
+    return Boxes(scores, boxes, logits, existence=existence)
 
 
 def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
@@ -517,6 +524,7 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
     order, and whether the roles are certain. No roles if maps are left over.
     """
     stages = output if isinstance(output, (list, tuple)) else [output]
+    # of several stages, the last one counts; a list of tensors is one stage
     is_stage = bool(stages) and not isinstance(stages[-1], (list, tuple, torch.Tensor))
     heads = stages[-1] if is_stage else output
     if not nested.items(heads):
@@ -536,6 +544,7 @@ def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], b
             two_channel_maps.append(tensor)
         else:
             many_channel_maps.append(tensor)
+    # a name says which is which, or there is one way alone to assign what has no name
     is_certain = (
         "heat" in maps
         or "sizes" in maps
@@ -612,8 +621,10 @@ def _columns_beside(columns: torch.Tensor, output: Any, *, named: bool = False) 
         if tensor.ndim != 3 or tensor is columns or path[-1] in ("boxes", "scores"):
             continue
         # final boxes are fewer than the cells of the parts, which are known by their names then
-        has_same_cells = tensor.shape[::2] == columns.shape[::2]
-        if isinstance(path[-1], str) if named else has_same_cells:
+        has_name = isinstance(path[-1], str)
+        has_same_cells = tensor.shape[::2] == columns.shape[::2]  # and as many images
+        is_beside = has_name if named else has_same_cells
+        if is_beside:
             counts[path[-1]] = tensor.shape[1]
     return list(counts.values())
 

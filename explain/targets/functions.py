@@ -68,6 +68,7 @@ class ScoreTarget(Target):
             tensor = first_tensor(output)
             numbers = range(count) if self.images is None else self.images
             images = torch.tensor(numbers, device=None if tensor is None else tensor.device)
+            # without a keyword (""), they are the second argument
             score = (
                 self.function(output, images=images) if keyword else self.function(output, images)
             )
@@ -99,10 +100,10 @@ class ScoreTarget(Target):
         images = signature.parameters.get("images")
         if images and images.kind in (images.POSITIONAL_OR_KEYWORD, images.KEYWORD_ONLY):
             return "images"
-        with suppress(TypeError):
+        with suppress(TypeError):  # can it be called with the output alone?
             signature.bind("output")
             return None
-        with suppress(TypeError):
+        with suppress(TypeError):  # or with two arguments?
             signature.bind("output", "images")
             return ""
         raise TargetError(

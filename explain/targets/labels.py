@@ -96,6 +96,7 @@ def _fitting(label: str, categories: Sequence[str]) -> list[int]:
     is_absent = any(_fits(wanted, words, "whole", is_exact=False) for words in absent)
     ways = (("whole", names), ("whole", synonyms), ("end", names), ("end", synonyms))
     for where, names_of_classes in (*ways, ("inside", names)):
+        # labels that have the word among others mean something else, as "house finch" does
         if where == "end" and is_absent:
             raise TargetError(
                 f"target {label!r} is not a label of this model, which has no class for it; name "

@@ -106,8 +106,8 @@ class Outputs:
     def predicted(
         self, values: torch.Tensor, categories: Sequence[str] | None, most: int
     ) -> list[Prediction]:
-        """Return the predictions for one photo, best first, from its values ``(K,)``: the ``most``
-        best classes, labels from one half on, yes and no, or one number (none if K > 1)."""
+        """Return the predictions for one photo, best first, from probabilities or numbers ``(K,)``:
+        the ``most`` best classes, labels from one half on, yes and no, or the only number."""
         if self.kind == "numbers":
             return [self.number(values, categories, 0)] if len(values) == 1 else []
         if len(values) == 1:
@@ -218,7 +218,10 @@ def outputs_like(
     may_be_shares = may_be_probabilities(outputs)
     may_be_logs = activation != "none" and bool((outputs <= ROUNDING).all())
     final = seen() if may_be_shares or may_be_logs else None
-    if final is None or not (may_be_logs if final.logs else may_be_shares):
+    if final is None:
+        return scores
+    is_excluded = not may_be_logs if final.logs else not may_be_shares
+    if is_excluded:
         return scores
     kind: Kind = "classes" if 1 < classes <= final.classes else "labels"
     if activation in ("softmax", "sigmoid") and kind != scores.kind:

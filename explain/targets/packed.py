@@ -43,6 +43,7 @@ def with_photos(model: nn.Module, x: InputsLike) -> tuple[nn.Module, InputsLike]
         )
     # patches come in blocks of merge x merge, each with its channels, copies and pixels
     sizes = len(grids), rows // merge, columns // merge, merge, merge, -1, copies, patch, patch
+    # to photos, copies, channels; rows of blocks, of their patches, of pixels; columns of the same
     frames = blocks.reshape(sizes).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
     frames = frames.reshape(len(grids), copies, -1, rows * patch, columns * patch)
     if not bool((frames == frames[:, :1]).all()):

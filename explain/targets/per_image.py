@@ -39,7 +39,7 @@ class Element(Target):
         if self.or_classes:
             return self.resolved(output, count).pick(output, count)
         dimensions = len(self.index) + 1
-        tensor = need_tensor(output, count, (dimensions,), self, f"{dimensions} dimensions")
+        tensor = need_tensor(output, count, (dimensions,), self, shape=f"{dimensions} dimensions")
         sizes = tensor.shape[1:]
         if any(not -size <= i < size for i, size in zip(self.index, sizes, strict=True)):
             got = tuple(tensor.shape)

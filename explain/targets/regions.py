@@ -220,6 +220,7 @@ class Segmentation(CheckedTarget):
         if classes == 1:
             return (0,) * count
         weights: Any = 1 if self.mask is None else self._weights(predicted)
+        # how much of the image, or of the mask, has each class
         shares = [(weights * (predicted == k)).flatten(1).sum(1) for k in range(classes)]
         most_frequent = torch.stack(shares, 1).argmax(1).tolist()
         if self.mask is None:
@@ -270,7 +271,7 @@ class Segmentation(CheckedTarget):
         size = tuple(maps.shape[1:])
         rows, columns = mask.shape[-2:]
         height, width = size[-2:]
-        # of the sides of maps, by less than a cell
+        # sides of maps are rounded: aspect ratios may differ by less than a cell
         rounding = max(rows * width / height, columns * height / width)
         if abs(rows * width - columns * height) > rounding:
             raise TargetError(
@@ -298,8 +299,9 @@ def _outputs_of(class_maps: ClassMaps) -> Outputs:
     reader = READER.get()
     # without its model, an output's values at all places decide together
     if reader is None:
-        end = FinalActivation(class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0)
-        seen = end if is_fractional(class_maps.maps) else None
+        classes = class_maps.maps.shape[1] if adds_up(class_maps.maps) else 0
+        # whole numbers may be votes, and show no activation
+        seen = FinalActivation(classes) if is_fractional(class_maps.maps) else None
         outputs = outputs_like(class_maps.maps, seen=lambda: seen)
         activation_of_caller = None
     else:

@@ -52,7 +52,7 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
     >>> as_target([(3, 2, 1), (0, 1, 1)]).name
     '(3, 2, 1), (0, 1, 1)'
     """
-    if type(target) is int and categories is None:
+    if type(target) is int and categories is None:  # most targets, which need no other check
         return ClassTarget(target)
     categories = check_categories(categories)
     if target is None:
@@ -61,11 +61,12 @@ def as_target(target: TargetLike, categories: Sequence[str] | None = None) -> Ta
         raise TargetError(
             f"target must be a class, not {target!r}; explain.targets.BinaryLogit is a yes or a no"
         )
-    if isinstance(target, type):
+    if isinstance(target, type):  # which could be called, as a function can
         raise TargetError(
             f"target must be an object, got the class {target.__name__}; use {target.__name__}(...)"
         )
     if isinstance(target, str):
+        # a class may have the label "all"
         if target in PREDICTED and target not in (categories or ()):
             return Predicted()
         return (detections.as_place(target) or ClassTarget(target)).labelled(categories)
@@ -179,7 +180,7 @@ def _for_one_image(item: Any, targets: object, categories: Labels) -> Target:
     if isinstance(item, (list, tuple)):
         index = _whole(item, targets)
         return ClassTarget(index[0]) if len(index) == 1 else per_image.Element(index)
-    if isinstance(item, (*ARRAYS, bool, float)):
+    if isinstance(item, (*ARRAYS, bool, float)):  # what is no whole number is refused
         return ClassTarget(_whole([item], targets)[0])
     target = as_target(item, categories)
     if isinstance(target, ScoreTarget) and target.takes_images:

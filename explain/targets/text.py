@@ -253,26 +253,27 @@ def _scores(
     of_labels: Any = scorer.features_of_labels
     output = {}
     if of_labels is not None:
-        output["logits"] = _similarity(scorer, of_photos @ of_labels.to(of_photos).T)
+        output["logits"] = _to_logits(scorer, of_photos @ of_labels.to(of_photos).T)
     for name, features in text_features.items():
         of_text = features.to(of_photos)
         if name in words:
             of_text = F.normalize(texts_with_words[name].features(scorer, words[name]), dim=-1)
-        output[name] = _similarity(scorer, (of_photos * of_text).sum(-1))[:, None, None]
+        output[name] = _to_logits(scorer, (of_photos * of_text).sum(-1))[:, None, None]
     return output
 
 
-def _similarity(model: nn.Module, cosine: torch.Tensor) -> torch.Tensor:
+def _to_logits(model: nn.Module, cosines: torch.Tensor) -> torch.Tensor:
     """The logits of an image-text model from cosines, by the scale and bias that CLIP, SigLIP or
     ALIGN have as parameters."""
-    scale = getattr(model, "logit_scale", None)  # its logarithm
-    temperature = getattr(model, "temperature", None)
-    bias = getattr(model, "logit_bias", None)
-    if isinstance(scale, torch.Tensor):
-        cosine = cosine * scale.exp()
+    log_scale = getattr(model, "logit_scale", None)  # CLIP and SigLIP learn its logarithm
+    temperature = getattr(model, "temperature", None)  # of ALIGN
+    bias = getattr(model, "logit_bias", None)  # of SigLIP
+    logits = cosines
+    if isinstance(log_scale, torch.Tensor):
+        logits = cosines * log_scale.exp()
     elif isinstance(temperature, torch.Tensor):
-        cosine = cosine / temperature
-    return cosine + bias if isinstance(bias, torch.Tensor) else cosine
+        logits = cosines / temperature
+    return logits + bias if isinstance(bias, torch.Tensor) else logits
 
 
 def _features(model: nn.Module, texts: Sequence[Text]) -> torch.Tensor:
@@ -291,6 +292,7 @@ def _run_text(model: nn.Module, arguments: Mapping[str, torch.Tensor]) -> torch.
 
 def _pooled(output: Any) -> torch.Tensor:
     """The features ``(N, D)`` in the result of an image or text encoder."""
+    # they are the result itself, or in an object the first of these that it has
     for name in ("pooler_output", "image_embeds", "text_embeds"):
         output = getattr(output, name, output) if not isinstance(output, torch.Tensor) else output
     if not isinstance(output, torch.Tensor) or output.ndim != 2:
@@ -312,7 +314,7 @@ def _tokenized(model: nn.Module, texts: Sequence[Text]) -> dict[str, torch.Tenso
     strings = [text.name for text in texts]
     tokenizer = need_tokenizer(model, f"the text {strings[0]!r}")
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
-        # Tokenizers of open_clip are functions of texts.
+        # tokenizers of open_clip are functions from texts to ids
         ids = tokenizer(strings)
         warn_of_cut(strings, ids, tokenizer)
         return {"ids": ids.to(device)}

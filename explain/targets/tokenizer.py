@@ -104,6 +104,7 @@ def token_names(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 def words_of(tokens: Sequence[str]) -> list[list[int]]:
     """Return the positions of each word's tokens, by the marks of the tokenizer ("▁zeb", "ra</w>",
     "##ra"). Empty tokens belong to no word; punctuation around a word is a word of its own."""
+    # a tokenizer marks the first token of each word, the last one, or all but the first (##)
     marks_begin = any(token.startswith(("▁", "Ġ")) for token in tokens)
     marks_end = any(token.endswith("</w>") for token in tokens)
     words: list[list[int]] = []
