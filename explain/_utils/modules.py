@@ -36,7 +36,8 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
             for part, inner in reversed(children.items()):
                 if inner is not None:
                     waiting.append((start + part, inner))
-        if not type(module).__module__.startswith("torch."):  # which keeps none
+        # torch's own modules keep none elsewhere
+        if not type(module).__module__.startswith("torch."):
             for part, inner in kept_modules(module).items():
                 kept.append((start + part, inner))
     return names

@@ -470,7 +470,7 @@ class ExplainTask(PageTask):
         finished: Collection[str] = () if self.explanation is None else self.explanation.methods
         start = time.perf_counter()
         quick = [method for name, method in chosen.items() if served.is_quick(name)]
-        if not quick:  # the page shows a map at once
+        if not quick:  # the page shows a map at once, though nobody asked for this one
             quick = [served.preview_method()]
         slow = [
             method
@@ -547,6 +547,7 @@ class ExplainTask(PageTask):
         of the first target, empty for the others; the name alone before there is one.
         """
         values = maps.get(self.running)
+        # the page draws maps of pixels alone, with channels or without
         if values is None or values.ndim not in (3, 4):
             return {"method": self.running}
         assert self.explanation is not None
@@ -578,6 +579,7 @@ class ExplainTask(PageTask):
             for target in values["targets"]:
                 if target["class"] is None:  # a text, by which the page asks for it again
                     target["class"] = target["label"]
+        # by which the page asks for each listed prediction, when its row is clicked
         values["classes"] = [
             one.label if one.box else one.category for one in explanation.predicted
         ]
@@ -653,7 +655,7 @@ class CheckTask(PageTask):
         if (target, method) not in computed_curves:
             explanation = self.shown.explanation
             maps = {method: explanation.results[target][method]}
-            computed = curves(explanation, target, maps, STEPS, self.progress)
+            computed = curves(explanation, target, maps, steps=STEPS, progress=self.progress)
             if not computed:
                 raise ExplainError(
                     "map must be of a class and one crop to have curves, got another; choose a "

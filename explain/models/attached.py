@@ -188,7 +188,7 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     missing = [option for option in ("size", "mean", "std") if option not in said]
     if not missing:
         return None
-    origin = getattr(preprocess, "origin", None)
+    origin = getattr(preprocess, "origin", None)  # those of timm and transformers have one
     if origin is None:
         # a function of the caller's, which has no plain form, is shown as it is
         with suppress(ModelError):

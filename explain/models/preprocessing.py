@@ -253,7 +253,7 @@ def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
     # torchvision's transforms scale the shorter side to the resize_size, then cut the crop_size out
     interpolation: Any = getattr(getattr(preprocess, "interpolation", None), "value", None)
     if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
-        side = preprocess.crop_size[0]
+        side = preprocess.crop_size[0]  # torchvision has both sizes as lists of one number
         shorter = max(side, preprocess.resize_size[0])
         return CenterCrop(
             side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation

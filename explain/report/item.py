@@ -219,6 +219,7 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
     detection = subject.boxes[index] if index < len(subject.boxes) else None
     if detection is not None and detection.box is not None:
         return {"box": subject.box.to_input(detection.box, ONE)}
+    # a class has no region; a segmenter's lies on one input, and several crops are several inputs
     if subject.asked[index] is None or subject.crops:
         return None
     with suppress(ExplainError):
@@ -281,7 +282,8 @@ def item(
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
         metric_values = figures[index] if index < len(figures) else {}
-        curves_by_method = curves(subject, index, result, steps if live else 0, progress)
+        curve_steps = steps if live else 0
+        curves_by_method = curves(subject, index, result, curve_steps, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
             map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
             map_values["curve"] = curves_by_method.get(name)

@@ -209,6 +209,7 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     options: dict[str, Any] = {"layer": layer if isinstance(layer, str) else list(layer or ())}
     if not isinstance(layer, str) and len(fuses) == 1:
         options["fuse"] = fuses.pop()
+    # only maps of photos, of two sides, are placed
     if maps_of_layers[0].placed == "even" and len(maps_of_layers[0].size) == 2:
         options["placement"] = "even"
     return options

@@ -323,7 +323,7 @@ class GradientFlow(OnParameters):
         weights = [size for name, size in sizes.items() if name.endswith("weight")] or list(
             sizes.values()
         )
-        reference = weights[-1] if weights else 0.0
+        reference = weights[-1] if weights else 0.0  # that of the last layer
         return {
             name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()
         }
