@@ -58,10 +58,10 @@ class Processed:
     def as_plain(self) -> CenterCrop | StretchedPhoto | None:
         """Return the `CenterCrop` or `StretchedPhoto` that the image processor amounts to, or None
         where it does anything else, such as another scale or a size that is no square."""
-        # the plain ones divide pixels by 255
-        scale = 1 / 255 if self._value("do_rescale") else 1.0
-        is_usual = math.isclose(scale, self._value("rescale_factor") or 1.0)
-        if not is_usual or not self._value("do_resize"):
+        # as the plain ones do
+        divides_by_255 = math.isclose(self._value("rescale_factor") or 1.0, 1 / 255)
+        divides_by_255 = divides_by_255 and bool(self._value("do_rescale"))
+        if not divides_by_255 or not self._value("do_resize"):
             return None
         is_normalized = self._value("do_normalize")
         resample = Image.Resampling(int(self._value("resample") or Image.Resampling.BILINEAR))

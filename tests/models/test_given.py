@@ -4,6 +4,7 @@ said."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
-from explain import ExplainWarning
+from explain import ExplainWarning, ModelError
 from explain.models import CenterCrop
 from explain.models.attached import as_classifier
 from tests.conftest import TinyNet
@@ -109,6 +110,26 @@ def test_another_crop_keeps_the_values_that_come_with_a_model(
     bicubic = Image.Resampling.BICUBIC
     expected = plain(photo, size, MEAN, STD, bicubic, box)
     assert_close(x, expected, atol=1e-6, rtol=0)
+
+
+class UnscaledProcessor:
+    """What a processor of transformers has that leaves pixels from 0 to 255."""
+
+    model_input_names = ("pixel_values",)
+    do_resize = do_normalize = True
+    do_rescale = do_center_crop = False
+    rescale_factor = None
+    resample = 2
+    size = MappingProxyType({"height": 8, "width": 8})
+    image_mean = image_std = (0.5, 0.5, 0.5)
+
+    def preprocess(self, images: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_processor_that_leaves_pixels_as_they_are_is_not_replaced_by_one_that_divides() -> None:
+    with pytest.raises(ModelError, match="needs a preprocessing that cuts out the centre"):
+        explain.Explainer(TinyNet(), preprocess=UnscaledProcessor(), crop=0.5)
 
 
 def test_a_timm_model_for_other_classes_or_in_grey_says_what_it_assumes(photo: Image.Image) -> None:
