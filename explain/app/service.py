@@ -165,7 +165,8 @@ class Service:
             age=limits.age,
         )
         self._answered: Cache[Answered] = Cache("answer", limits.explanations, age=limits.age)
-        # those that wait or run: each is removed when its reply ends
+        # those that wait or run: each is removed when its reply ends; ten times as many as may
+        # wait in one queue, so that with a few models the limit is never reached
         self._jobs: Cache[PageTask] = Cache("job", 10 * limits.waiting, age=limits.age)
         self.threads = ThreadPoolExecutor(THREADS, "explain-request")
         """What requests are worked on in."""

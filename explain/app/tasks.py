@@ -455,6 +455,7 @@ class ExplainTask(PageTask):
         self.explainer = self.served.explainer_for(request.crop)
         self.photo_name = photo_name(self.photo)
         self.notes += getattr(self.photo, "notes", ())
+        # one dictionary for both answers: a curve that is computed later serves both
         self.curves = {} if self.earlier is None else self.earlier.curves
         self.explanation = None if self.earlier is None else self.earlier.explanation
         if request.cover is not None:

@@ -137,7 +137,8 @@ def app_page(service: Service) -> str:
             for name in ("upload", "pixels", "seconds", "targets")
         },
     }
-    return page(index, [], title="explain", front=PageTemplate(style, script, POLICY, "report app"))
+    front = PageTemplate(style, script, policy=POLICY, kind="report app")
+    return page(index, items=[], title="explain", front=front)
 
 
 HEADERS = {
@@ -326,7 +327,7 @@ class Handlers:
                 await self._read(request, what, max_bytes, body)
             yield bytes(body)
         except TimeoutError:
-            if not limit.expired():
+            if not limit.expired():  # it came from the block
                 raise
             raise requests.TooSlowError(
                 f"{what} must arrive within {seconds:g} seconds, but did not; make it smaller"

@@ -91,6 +91,7 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
     if isinstance(model, (BlackBox, OpenProgram)):
         height, width = model.shape[2:4]  # None where the file leaves a side open
         if size is None:
+            # a square where only the width is open; the usual side where the height is
             size = checked_side((height, width)) if height and width else height
         if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}

@@ -175,6 +175,7 @@ def preprocessing(
     processed = processed or _usual(config)
     if size is None and not is_own:  # the family's processor does not know this model's size
         size = getattr(config, "image_size", None)
+    # a configuration may say no size, or in a form that nothing is known of
     if processed is None or not isinstance(size, (int, list, tuple)):
         return processed, is_own
     height, width = (size, size) if isinstance(size, int) else size

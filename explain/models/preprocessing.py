@@ -223,7 +223,7 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
             std=plain.std,
             interpolation=plain.interpolation,
         )
-    if isinstance(plain, WholePhoto):
+    if isinstance(plain, WholePhoto):  # which shows the whole already
         return preprocess
     return WholePhoto(
         plain.side, plain.mean, plain.std, plain.interpolation, pad=not takes_any_size(model)
@@ -256,7 +256,11 @@ def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
         side = preprocess.crop_size[0]  # torchvision has both sizes as lists of one number
         shorter = max(side, preprocess.resize_size[0])
         return CenterCrop(
-            side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation
+            side,
+            crop=side / shorter,
+            mean=tuple(preprocess.mean),
+            std=tuple(preprocess.std),
+            interpolation=interpolation,
         )
     remedy = python_or_command(
         "pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out"

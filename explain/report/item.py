@@ -101,7 +101,7 @@ def curves(
     for name in maps:
         pixel_shares, deletion = table.curve(name, "deletion")
         _, insertion = table.curve(name, "insertion")
-        curves_by_method[name] = {
+        curves_by_method[name] = {  # [0]: there is one image
             "at": _rounded(pixel_shares),
             "deletion": _rounded(deletion[0]),
             "insertion": _rounded(insertion[0]),
