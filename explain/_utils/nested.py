@@ -37,7 +37,7 @@ def paths(value: Any, start: Path = ()) -> list[tuple[Path, torch.Tensor]]:
         return [(start, value)]
     tensors: list[tuple[Path, torch.Tensor]] = []
     for key, inner in items(value):
-        if isinstance(inner, torch.Tensor):
+        if isinstance(inner, torch.Tensor):  # as the next call would, which takes longer
             tensors.append(((*start, key), inner))
         else:
             tensors += paths(inner, (*start, key))
@@ -107,7 +107,7 @@ def _changed(
     values = []
     is_same = True
     for key, inner in contents:
-        if isinstance(inner, torch.Tensor):
+        if isinstance(inner, torch.Tensor):  # as the next call would, which takes longer
             new = change((*path, key), inner)
         else:
             new = _changed(inner, (*path, key), change, in_place, done)

@@ -41,6 +41,7 @@ class StatusLine:
         if share is not None:
             filled = round(WIDTH * min(1.0, share))
             bar = "█" * filled + "░" * (WIDTH - filled) + " "
+        # back to the left end of the line, and erase it
         print(f"\r\x1b[2K{bar}{text}", end="", file=sys.stderr, flush=True)
         self._drawn = now
         self._shown = True

@@ -213,7 +213,7 @@ class ServedModel:
                 with torch.no_grad():
                     boxes = detector_outputs.find_layout(model(x), count=1, size=size)
                 any_target: Target = Detections(threshold=0)
-                if boxes is None:
+                if boxes is None:  # a segmenter
                     any_target = Segmentation(0, torch.ones(size))
                 return dict(select(model, x, "everything", target=any_target).costs)
 

@@ -397,11 +397,11 @@ class Handlers:
             from starlette.responses import StreamingResponse
 
             loop = asyncio.get_running_loop()
-            steps: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+            queue: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
             def send(step: Mapping[str, Any]) -> None:  # from any thread
                 with suppress(RuntimeError):  # the app has ended meanwhile
-                    loop.call_soon_threadsafe(steps.put_nowait, step)
+                    loop.call_soon_threadsafe(queue.put_nowait, step)
 
             name = await self._in_thread(begin, await self._values(request), send)
 
@@ -411,7 +411,7 @@ class Handlers:
                 step: Mapping[str, Any] = {}
                 try:
                     while not step.get("end"):
-                        step = await steps.get()
+                        step = await queue.get()
                         yield json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n"
                 finally:
                     self._service.drop(name)
@@ -482,8 +482,8 @@ def server(application: Any) -> Any:
         lifespan="off",
         http=limited(http_protocol),
         ws="none",
-        timeout_graceful_shutdown=1,
-        proxy_headers=False,
+        timeout_graceful_shutdown=1,  # second
+        proxy_headers=False,  # in which anybody may claim another address
         limit_concurrency=CONNECTIONS + 1,  # at which uvicorn refuses: `limited` comes before
     )
     server = uvicorn.Server(config)

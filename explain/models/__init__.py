@@ -112,7 +112,8 @@ def classifier_of(
             raise fixed_size(model.name)
     if isinstance(model, Classifier):
         return model
-    # a ``YOLO`` of ultralytics is no module, but has one; programs are made modules with layers
+    # a YOLO or RTDETR of ultralytics has its network inside; scripted modules and exported
+    # programs become modules with layers; anything else comes back as it is
     opened = as_module(network_in(model))
     if not isinstance(opened, nn.Module):
         got = type(model).__name__

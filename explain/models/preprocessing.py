@@ -194,7 +194,7 @@ def _scaled(
         small = np.array(colors.resize(size, resampling, box=part))
         pixels = torch.from_numpy(np.atleast_3d(small)).permute(2, 0, 1).float() / 255
         pixels = pixels.expand(len(how.mean), -1, -1)  # each channel has the grey
-    else:
+    else:  # bands hold floats in the values that are 0 to 1 for photos
         planes = [Image.fromarray(band).resize(size, resampling, box=part) for band in bands]
         pixels = torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
     mean = torch.tensor(how.mean).view(-1, 1, 1)
@@ -327,7 +327,7 @@ def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:
     numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
     is_mean = name == "mean"
     least = 0 if is_mean else 1e-6
-    most = 1 if is_mean else sys.float_info.max
+    most = 1 if is_mean else sys.float_info.max  # infinity is above it, NaN neither
     fits = len(numbers) == channels
     for number in numbers:
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)

@@ -539,7 +539,7 @@ class SignedContour(Contour):
         lines = []
         areas = _areas(values, self.shares, photo.size, region, sides=(1, -1))
         for number, (area, color) in enumerate(zip(areas, self._colors, strict=True)):
-            rim = INK if np.mean(color) > 128 else PAPER
+            rim = INK if np.mean(color) > 128 else PAPER  # dark around light lines
             lines.append(Outline(area, color, rim, dashed=number % 2 == 1))
         return _outlined(photo, lines)
 

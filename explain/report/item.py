@@ -134,7 +134,7 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     scale = float(np.abs(values).max(initial=0.0))
     shares = values / scale if scale > 0 else values
     coarse = values.size <= COARSE
-    if not coarse:
+    if not coarse:  # the page squares them again: steps are finer near zero
         shares = np.sign(shares) * np.sqrt(np.abs(shares))
     step_dtype = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
     steps = np.rint(shares * np.iinfo(step_dtype).max).astype(step_dtype)

@@ -140,7 +140,7 @@ def reproduction(subject: Subject) -> Reproduction:
     # the parts that code cannot make, with a name or a word that stands for each
     callers_parts = {part: origin.name if part == "model" else "own" for part in origin.from_caller}
     labels = arguments.get("categories")
-    if isinstance(labels, list) and len(labels) > LONG:
+    if isinstance(labels, list) and len(labels) > LONG:  # more than anybody would read in code
         callers_parts["categories"] = f"{len(labels)} labels"
     attributions = list(subject.results[0].values())
     typed = [_typed_method(attribution) for attribution in attributions]
