@@ -64,11 +64,13 @@ class Processed:
         if not divides_by_255 or not self._value("do_resize"):
             return None
         is_normalized = self._value("do_normalize")
-        resample = Image.Resampling(int(self._value("resample") or Image.Resampling.BILINEAR))
+        resample = self._value("resample")
+        if resample is None:  # not 0, which is nearest
+            resample = Image.Resampling.BILINEAR
         values: dict[str, Any] = {
             "mean": tuple(self._value("image_mean")) if is_normalized else (0.0,) * 3,
             "std": tuple(self._value("image_std")) if is_normalized else (1.0,) * 3,
-            "interpolation": resample.name.lower(),
+            "interpolation": Image.Resampling(int(resample)).name.lower(),
         }
         size = self._sides("size")
         crop = self._crop

@@ -112,14 +112,14 @@ def test_another_crop_keeps_the_values_that_come_with_a_model(
     assert_close(x, expected, atol=1e-6, rtol=0)
 
 
-class UnscaledProcessor:
-    """What a processor of transformers has that leaves pixels from 0 to 255."""
+class Processor:
+    """What a processor of transformers has that amounts to a stretched photo."""
 
     model_input_names = ("pixel_values",)
-    do_resize = do_normalize = True
-    do_rescale = do_center_crop = False
-    rescale_factor = None
-    resample = 2
+    do_resize = do_normalize = do_rescale = True
+    do_center_crop = False
+    rescale_factor: float | None = 1 / 255
+    resample: int | None = None
     size = MappingProxyType({"height": 8, "width": 8})
     image_mean = image_std = (0.5, 0.5, 0.5)
 
@@ -127,9 +127,21 @@ class UnscaledProcessor:
         raise NotImplementedError
 
 
-def test_a_processor_that_leaves_pixels_as_they_are_is_not_replaced_by_one_that_divides() -> None:
-    with pytest.raises(ModelError, match="needs a preprocessing that cuts out the centre"):
-        explain.Explainer(TinyNet(), preprocess=UnscaledProcessor(), crop=0.5)
+class UnscaledProcessor(Processor):
+    do_rescale = False
+    rescale_factor = None
+
+
+class NearestProcessor(Processor):
+    resample = 0
+
+
+def test_a_processor_without_division_or_interpolation_is_not_replaced_by_one_with_it() -> None:
+    cropped = explain.Explainer(TinyNet(), preprocess=Processor(), crop=0.5).preprocess
+    assert cropped == CenterCrop(8, crop=0.5, mean=(0.5,) * 3, std=(0.5,) * 3)
+    for processor in (UnscaledProcessor(), NearestProcessor()):
+        with pytest.raises(ModelError, match="needs a preprocessing that cuts out the centre"):
+            explain.Explainer(TinyNet(), preprocess=processor, crop=0.5)
 
 
 def test_a_timm_model_for_other_classes_or_in_grey_says_what_it_assumes(photo: Image.Image) -> None:
