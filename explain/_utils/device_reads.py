@@ -57,6 +57,7 @@ def refused_by(refuse: Callable[[], None]) -> Iterator[None]:
         return
     count = len(pending.refusals)
     yield
+    # one for each number that waits
     pending.refusals[count:] = [refuse] * len(pending.refusals[count:])
 
 

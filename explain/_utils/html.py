@@ -36,6 +36,7 @@ def picture_html(
     content = png(picture)
     kind = "png"
     scale = 1.0
+    # at a twentieth of its sides, it is given however many bytes it has
     while len(content) > max_bytes and scale > 0.05:
         buffer = io.BytesIO()
         smaller = picture.convert("RGB").resize(

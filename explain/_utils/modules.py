@@ -17,10 +17,12 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
     """A model's modules, each with the first of its dotted names: those of ``named_modules()``,
     then `kept_modules`. Cached, since small models are walked over often: do not change it."""
     inserted = module_names.inserted.get(model)
+    # ``walked`` may be from before the modules that are inserted now
     if model in module_names.walked and inserted is None:
         return module_names.walked[model]
     names: dict[nn.Module, str] = {}
     waiting: list[tuple[str, nn.Module]] = [("", model)]
+    # after all that torch sees, whose names come first
     kept: deque[tuple[str, nn.Module]] = deque()
     while waiting or kept:
         name, module = waiting.pop() if waiting else kept.popleft()
@@ -36,7 +38,8 @@ def modules_of(model: nn.Module) -> dict[nn.Module, str]:
             for part, inner in reversed(children.items()):
                 if inner is not None:
                     waiting.append((start + part, inner))
-        if not type(module).__module__.startswith("torch."):  # which keeps none
+        # torch's own modules keep none elsewhere
+        if not type(module).__module__.startswith("torch."):
             for part, inner in kept_modules(module).items():
                 kept.append((start + part, inner))
     return names

@@ -37,7 +37,7 @@ def paths(value: Any, start: Path = ()) -> list[tuple[Path, torch.Tensor]]:
         return [(start, value)]
     tensors: list[tuple[Path, torch.Tensor]] = []
     for key, inner in items(value):
-        if isinstance(inner, torch.Tensor):
+        if isinstance(inner, torch.Tensor):  # as the next call would, which takes longer
             tensors.append(((*start, key), inner))
         else:
             tensors += paths(inner, (*start, key))
@@ -66,13 +66,13 @@ def find(value: Any) -> tuple[Path, torch.Tensor] | None:
 def replace(value: Any, change: Change) -> Any:
     """Return a value with each tensor replaced by ``change(path, tensor)``; containers are copied,
     never edited."""
-    return _changed(value, (), change, False, {})
+    return _changed(value, (), change, in_place=False, done={})
 
 
 def edit(value: Any, change: Change) -> Any:
     """Put ``change(path, tensor)`` in the place of each tensor. Lists, mappings and dataclasses
     stay the same objects, as others may hold them; tuples are made again."""
-    return _changed(value, (), change, True, {})
+    return _changed(value, (), change, in_place=True, done={})
 
 
 def with_items(container: Any, values: Iterable[Any]) -> Any:
@@ -102,11 +102,12 @@ def _changed(
     if not contents and not writable:
         return value
     if id(value) in done:  # a container that is there twice stays one
-        return done[id(value)][1]
+        _, result = done[id(value)]
+        return result
     values = []
     is_same = True
     for key, inner in contents:
-        if isinstance(inner, torch.Tensor):
+        if isinstance(inner, torch.Tensor):  # as the next call would, which takes longer
             new = change((*path, key), inner)
         else:
             new = _changed(inner, (*path, key), change, in_place, done)

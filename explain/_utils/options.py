@@ -142,7 +142,7 @@ class CheckedFields:
         maximum = self.maximums.get(option)
         try:
             read = _read(value, checked.kind, minimum)
-        except (BaselineError, AttributeError) as error:
+        except BaselineError as error:
             raise self.error(
                 f"{option} of {name} must be a baseline or the name of one: {error}"
             ) from None
@@ -165,9 +165,9 @@ class CheckedFields:
         numbers = read if isinstance(read, tuple) else (read,)
         if numbers and all(0 < n < upper_end for n in numbers):
             return read
-        below = "" if upper_end == math.inf else f" and below {upper_end:g}"
+        and_below = "" if upper_end == math.inf else f" and below {upper_end:g}"
         raise self.error(
-            f"{option} of {name} must be above 0{below}, got {shown(value)}; leave it out"
+            f"{option} of {name} must be above 0{and_below}, got {shown(value)}; leave it out"
         )
 
 
@@ -289,6 +289,7 @@ def enter(registry: dict[str, Any], it: Any, what: str, **options: Any) -> Any:
         raise registered.error(
             f"name of a {what} must be of a-z, 0-9 and + . _ -, got {registered.name!r}; change it"
         )
+    # an equal one may be entered again
     if registry.setdefault(registered.name, registered) != registered:
         other = type(registry[registered.name]).__qualname__
         raise registered.error(

@@ -19,7 +19,7 @@ def load_plugins() -> None:
     with _lock:  # other threads wait until all are there
         if GROUP in _begun:
             return
-        _begun.add(GROUP)
+        _begun.add(GROUP)  # before they are loaded, as one of them may come here again
         for entry in entry_points(group=GROUP):
             try:
                 entry.load()

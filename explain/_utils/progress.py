@@ -41,6 +41,7 @@ class StatusLine:
         if share is not None:
             filled = round(WIDTH * min(1.0, share))
             bar = "█" * filled + "░" * (WIDTH - filled) + " "
+        # back to the left end of the line, and erase it
         print(f"\r\x1b[2K{bar}{text}", end="", file=sys.stderr, flush=True)
         self._drawn = now
         self._shown = True
@@ -65,12 +66,13 @@ class ProgressLine(StatusLine):
         """Draw how much is done, with an estimate of the time left. A ``done`` that does not grow
         begins a new piece of work; the last call ends the line.
         """
-        if done <= self._last or not self._last:  # something else has begun
+        # something else has begun, or nothing was done so far
+        if done <= self._last or not self._last:
             self._first = (done, self.clock())
             self._drawn = float("-inf")  # drawn at once
         first_done, first_time = self._first
         self._last = done
-        if done == total:
+        if done == total:  # the end is drawn in any case
             self._drawn = float("-inf")
         elapsed = self.clock() - first_time
         rate = (done - first_done) / (elapsed or 1)  # 0 at the first call, when no time has passed

@@ -213,7 +213,7 @@ class Shared(SignalSafe[None]):
         with lock:
             for setting in reversed(self._held):
                 changed = _shared.get(setting)
-                if changed is None:  # in a forked child
+                if changed is None:  # in a forked child, which has restored all of them
                     continue
                 changed.blocks -= 1
                 if not changed.blocks:
@@ -274,6 +274,7 @@ def _is_in_a_context_of_ours(frame: FrameType | None) -> bool:
     caller = next(
         (outer for outer in _stack(frame) if outer.f_code.co_filename != contextlib.__file__), None
     )
+    # the first frame outside of contextlib: where it is ``frame`` itself, none of contextlib runs
     return (
         caller not in (None, frame)
         and str(caller.f_globals.get("__name__", "")).split(".")[0] == "explain"
@@ -307,7 +308,7 @@ def _step_in_front() -> tuple[tuple[int, _InFront], ...]:
     except ValueError:  # an interpreter inside another one has no signals
         return ()
     except BaseException:  # raised by a caller's handler that ours was about to replace
-        _step_aside(tuple(new_handlers), None)
+        _step_aside(tuple(new_handlers), caller=None)
         raise
     return tuple(new_handlers)
 

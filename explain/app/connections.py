@@ -29,10 +29,11 @@ def limited(http_protocol: Any) -> Any:
             for rivals, most in ((of_address, OF_AN_ADDRESS), (earlier, CONNECTIONS)):
                 if len(rivals) < most:
                     continue
-                # without one that waits, the new one is closed
+                # the next to be closed in any case has waited longest; without one that waits, the
+                # new one is closed
                 waiting = [other for other in rivals if other._closing is not None]
-                first = min(waiting, key=lambda other: other._closing.when(), default=self)
-                first._end()
+                longest = min(waiting, key=lambda other: other._closing.when(), default=self)
+                longest._end()
 
         def _shares_address(self, other: Any) -> bool:
             """Whether another connection comes from the same address."""

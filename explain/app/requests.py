@@ -169,7 +169,7 @@ class CoveredRegion(CheckedFields):
             small = ImageOps.contain(photo, (SIDE, SIDE), Image.Resampling.BOX)
         scale = small.width / photo.width
         x = pil_to_tensor(small)[None] / 255
-        kept = torch.ones_like(x[:, :1])
+        kept = torch.ones_like(x[:, :1])  # 0 where the baseline takes the photo's place
         rows = slice(max(0, int(top * scale)), ceil(bottom * scale))
         columns = slice(max(0, int(left * scale)), ceil(right * scale))
         kept[..., rows, columns] = 0

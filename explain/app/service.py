@@ -165,7 +165,8 @@ class Service:
             age=limits.age,
         )
         self._answered: Cache[Answered] = Cache("answer", limits.explanations, age=limits.age)
-        # those that wait or run: each is removed when its reply ends
+        # those that wait or run: each is removed when its reply ends; ten times as many as may
+        # wait in one queue, so that with a few models the limit is never reached
         self._jobs: Cache[PageTask] = Cache("job", 10 * limits.waiting, age=limits.age)
         self.threads = ThreadPoolExecutor(THREADS, "explain-request")
         """What requests are worked on in."""
@@ -278,11 +279,11 @@ class Service:
         served = self.models[request.model]
         photo = self._photos[request.photo]
         earlier = None
-        with suppress(ExpiredError):
+        with suppress(ExpiredError):  # also where the request names none
             earlier = self._answers[request.earlier]
         if earlier is not None and not earlier.fits(request):
             earlier = None
-        job = ExplainTask(served, send, request, photo, self._answers.add, earlier)
+        job = ExplainTask(served, send, request, photo, keep=self._answers.add, earlier=earlier)
         return self._begin(job, served.quick)
 
     def check(self, values: Any, send: SendStep) -> str:
@@ -310,7 +311,7 @@ class Service:
         `explain`."""
         request = read_request(AskRequest, values)
         photo = self._photos[request.photo]
-        job = AskTask(self.asked, send, request, photo, self._answered.add)
+        job = AskTask(self.asked, send, request, photo, keep=self._answered.add)
         return self._begin(job, self.asked.worker)
 
     def evidence(self, values: Any, send: SendStep) -> str:

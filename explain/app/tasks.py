@@ -213,7 +213,7 @@ class ServedModel:
                 with torch.no_grad():
                     boxes = detector_outputs.find_layout(model(x), count=1, size=size)
                 any_target: Target = Detections(threshold=0)
-                if boxes is None:
+                if boxes is None:  # a segmenter
                     any_target = Segmentation(0, torch.ones(size))
                 return dict(select(model, x, "everything", target=any_target).costs)
 
@@ -455,6 +455,7 @@ class ExplainTask(PageTask):
         self.explainer = self.served.explainer_for(request.crop)
         self.photo_name = photo_name(self.photo)
         self.notes += getattr(self.photo, "notes", ())
+        # one dictionary for both answers: a curve that is computed later serves both
         self.curves = {} if self.earlier is None else self.earlier.curves
         self.explanation = None if self.earlier is None else self.earlier.explanation
         if request.cover is not None:
@@ -470,7 +471,7 @@ class ExplainTask(PageTask):
         finished: Collection[str] = () if self.explanation is None else self.explanation.methods
         start = time.perf_counter()
         quick = [method for name, method in chosen.items() if served.is_quick(name)]
-        if not quick:  # the page shows a map at once
+        if not quick:  # the page shows a map at once, though nobody asked for this one
             quick = [served.preview_method()]
         slow = [
             method
@@ -547,6 +548,7 @@ class ExplainTask(PageTask):
         of the first target, empty for the others; the name alone before there is one.
         """
         values = maps.get(self.running)
+        # the page draws maps of pixels alone, with channels or without
         if values is None or values.ndim not in (3, 4):
             return {"method": self.running}
         assert self.explanation is not None
@@ -578,6 +580,7 @@ class ExplainTask(PageTask):
             for target in values["targets"]:
                 if target["class"] is None:  # a text, by which the page asks for it again
                     target["class"] = target["label"]
+        # by which the page asks for each listed prediction, when its row is clicked
         values["classes"] = [
             one.label if one.box else one.category for one in explanation.predicted
         ]
@@ -653,7 +656,7 @@ class CheckTask(PageTask):
         if (target, method) not in computed_curves:
             explanation = self.shown.explanation
             maps = {method: explanation.results[target][method]}
-            computed = curves(explanation, target, maps, STEPS, self.progress)
+            computed = curves(explanation, target, maps, steps=STEPS, progress=self.progress)
             if not computed:
                 raise ExplainError(
                     "map must be of a class and one crop to have curves, got another; choose a "

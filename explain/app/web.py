@@ -137,7 +137,8 @@ def app_page(service: Service) -> str:
             for name in ("upload", "pixels", "seconds", "targets")
         },
     }
-    return page(index, [], title="explain", front=PageTemplate(style, script, POLICY, "report app"))
+    front = PageTemplate(style, script, policy=POLICY, kind="report app")
+    return page(index, items=[], title="explain", front=front)
 
 
 HEADERS = {
@@ -326,7 +327,7 @@ class Handlers:
                 await self._read(request, what, max_bytes, body)
             yield bytes(body)
         except TimeoutError:
-            if not limit.expired():
+            if not limit.expired():  # it came from the block
                 raise
             raise requests.TooSlowError(
                 f"{what} must arrive within {seconds:g} seconds, but did not; make it smaller"
@@ -396,11 +397,11 @@ class Handlers:
             from starlette.responses import StreamingResponse
 
             loop = asyncio.get_running_loop()
-            steps: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+            queue: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
             def send(step: Mapping[str, Any]) -> None:  # from any thread
                 with suppress(RuntimeError):  # the app has ended meanwhile
-                    loop.call_soon_threadsafe(steps.put_nowait, step)
+                    loop.call_soon_threadsafe(queue.put_nowait, step)
 
             name = await self._in_thread(begin, await self._values(request), send)
 
@@ -410,7 +411,7 @@ class Handlers:
                 step: Mapping[str, Any] = {}
                 try:
                     while not step.get("end"):
-                        step = await steps.get()
+                        step = await queue.get()
                         yield json.dumps(step, separators=(",", ":"), allow_nan=False) + "\n"
                 finally:
                     self._service.drop(name)
@@ -481,8 +482,8 @@ def server(application: Any) -> Any:
         lifespan="off",
         http=limited(http_protocol),
         ws="none",
-        timeout_graceful_shutdown=1,
-        proxy_headers=False,
+        timeout_graceful_shutdown=1,  # second
+        proxy_headers=False,  # in which anybody may claim another address
         limit_concurrency=CONNECTIONS + 1,  # at which uvicorn refuses: `limited` comes before
     )
     server = uvicorn.Server(config)

@@ -65,7 +65,7 @@ def load(
     if name in bundled.LOADERS:
         classifier = bundled.LOADERS[name](size)
         return classifier if weights is None else with_weights(classifier, weights)
-    if name.startswith(TIMM):
+    if name.startswith(TIMM):  # before names of code, which have a colon too
         return load_timm(name, weights, size)
     if Path(name).suffix.lower() in SUFFIXES:
         if weights is not None:
@@ -75,7 +75,7 @@ def load(
             )
         classifier = as_classifier(load_file(Path(name)), name=name, size=size)
         return replace(classifier, weights=describe_weights(name))
-    if ":" in name:
+    if ":" in name:  # "package.module:factory"
         return load_custom(name, weights, size)
     return load_torchvision(name, weights, size)
 
@@ -112,10 +112,14 @@ def classifier_of(
             raise fixed_size(model.name)
     if isinstance(model, Classifier):
         return model
-    module = as_module(network_in(model))
-    if not isinstance(module, nn.Module):
+    # a YOLO or RTDETR of ultralytics has its network inside; scripted modules and exported
+    # programs become modules with layers; anything else comes back as it is
+    opened = as_module(network_in(model))
+    if not isinstance(opened, nn.Module):
         got = type(model).__name__
         raise ModelError(
             f"model must be an nn.Module, a name or None for the default model, got {got}"
         )
-    return as_classifier(module, name=getattr(model, "original_name", None), size=size)
+    # a scripted module has the name of its class here; its own class is one of torch's
+    name = getattr(model, "original_name", None)
+    return as_classifier(opened, name=name, size=size)

@@ -91,6 +91,7 @@ def _usual(model: nn.Module, size: Side | None) -> Preprocess:
     if isinstance(model, (BlackBox, OpenProgram)):
         height, width = model.shape[2:4]  # None where the file leaves a side open
         if size is None:
+            # a square where only the width is open; the usual side where the height is
             size = checked_side((height, width)) if height and width else height
         if isinstance(model, BlackBox) and model.takes_levels:
             values = {"mean": 0, "std": 1}
@@ -188,7 +189,7 @@ def _what_is_assumed(name: str, preprocess: Preprocess, said: Collection[str] = 
     missing = [option for option in ("size", "mean", "std") if option not in said]
     if not missing:
         return None
-    origin = getattr(preprocess, "origin", None)
+    origin = getattr(preprocess, "origin", None)  # those of timm and transformers have one
     if origin is None:
         # a function of the caller's, which has no plain form, is shown as it is
         with suppress(ModelError):

@@ -93,7 +93,8 @@ def load_tiny_transformer(size: Side | None = None) -> Classifier:
             f"{option_name('size')} must be 64 pixels for {TRANSFORMER!r}, got {size}; use 'tiny' "
             "for others"
         )
-    return _read(TRANSFORMER, small_networks.SmallTransformer, content, None, weights)
+    network = small_networks.SmallTransformer
+    return _read(TRANSFORMER, network, content, size=None, weights=weights)
 
 
 def _read(
@@ -237,6 +238,7 @@ class WordPieces:
             fitting = (start + word[:end] for end in range(len(word), 0, -1))
             piece = next((piece for piece in fitting if piece in self.ids), None)
             ids.append(self.ids[piece or UNKNOWN])
+            # the piece begins with ``start``, which is no part of the word
             word = word[1:] if piece is None else word[len(piece) - len(start) :]
             start = "##"
         return ids
@@ -298,7 +300,8 @@ def load_tiny_clip(size: Side | None = None) -> Classifier:
     tower = load_tiny_transformer(size)
     state = load(read_published(CLIP_FILE, CLIP_SHA256, TINY_CLIP))
     model = TinyCLIP(len(vocabulary()))
-    # not strict: the file has no image tower, which is that of "tiny-transformer"
+    # from half precision, and not strict: the file has no image tower, which is that of
+    # "tiny-transformer"
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
     model.image_tower = tower.model  # type: ignore[assignment]
     model.image_tower.head = nn.Identity()  # type: ignore[assignment]

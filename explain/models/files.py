@@ -55,7 +55,7 @@ class BlackBox(nn.Module):
         length = self.shape[0]
         if length in (None, len(x)):
             return self.scores(x)
-        lacking = -len(x) % length  # images in the last part
+        lacking = -len(x) % length  # images that the last part is short of
         filled = torch.cat([x, x[-1:].expand(lacking, *x.shape[1:])])
         return torch.cat([self.scores(part) for part in torch.split(filled, length)])[: len(x)]
 
@@ -97,22 +97,23 @@ def _pickled(path: Path) -> nn.Module | None:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # no such file, or a damaged one
         return None
-    must = f"model {str(path)!r} must be a TorchScript file"
+    refusal = f"model {str(path)!r} must be a TorchScript file"
     packages = {name.partition(".")[0] for name in names}
     if not packages:
-        raise ModelError(f"{must}, got tensors; a state dict is given as weights of a model")
+        raise ModelError(f"{refusal}, got tensors; a state dict is given as weights of a model")
     loading = f"torch.load({str(path)!r}, weights_only=False)"
     if "ultralytics" in packages:
         network = load_checkpoint(path, names)
         if network is not None:
             return network
+        # where other classes are in it too, only ultralytics itself can load it
         loading = f"ultralytics.YOLO({str(path)!r}).model"
     pickled = ", ".join(sorted(packages - {"torch"})) or "torch"
     remedy = python_or_command(
         f"give explain.Explainer({loading})", f"give a factory that returns {loading}"
     )
     raise ModelError(
-        f"{must}, got pickled objects of {pickled}, which run code when they are loaded; if you "
+        f"{refusal}, got pickled objects of {pickled}, which run code when they are loaded; if you "
         f"trust it, {remedy}"
     )
 

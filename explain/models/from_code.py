@@ -62,6 +62,7 @@ def _module(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
+        # the module itself, or a package that it is in
         is_missing = error.name is not None and f"{where}.".startswith(f"{error.name}.")
         if not is_missing:
             raise  # the user's module exists, and misses an import of its own

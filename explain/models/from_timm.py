@@ -70,6 +70,7 @@ class TimmTransform:
             return CenterCrop(crop=share, **values)
         if share != 1:  # the plain ones that scale the whole photo cut nothing off
             return None
+        # the third mode, "border", keeps the proportions and pads, as a whole photo does
         return StretchedPhoto(**values) if mode == "squash" else WholePhoto(**values)
 
     def __repr__(self) -> str:
@@ -103,7 +104,8 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         try:
             model: nn.Module = timm.create_model(plain, pretrained=True, **options)
         except (OSError, RuntimeError) as error:
-            raise not_downloaded(name, "", error) from None
+            # timm keeps what it downloads in one of several places: none is named
+            raise not_downloaded(name, where="", error=error) from None
         origin = f"{plain}.{published.tag}" if published.tag else ""
     else:
         state = read_weights(weights)
@@ -116,6 +118,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         fit_weights(model, state, weights)
         origin = describe_weights(weights)
     preprocess, labels = timm_transform_and_labels(timm, model, size)
+    # with another number of classes, the weights were trained with a transform that nobody says
     assumed = None if is_configured(model) else preprocess.origin
     return Classifier(model.eval(), preprocess, labels, name, weights=origin, assumed=assumed)
 
@@ -150,11 +153,9 @@ def timm_transform_and_labels(
     if size is not None:
         sides = sides_of(size)
     options = {"input_size": (3, *sides)} if isinstance(sides, Sequence) and len(sides) == 2 else {}
-    published = timm_config(model)
-    config = timm.data.resolve_data_config(
-        options, pretrained_cfg=published and dict(published), model=model
-    )
-    return TimmTransform(config), _labels(timm, model, published or {})
+    published = dict(timm_config(model) or {})
+    config = timm.data.resolve_data_config(options, pretrained_cfg=published, model=model)
+    return TimmTransform(config), _labels(timm, model, published)
 
 
 def _labels(timm: ModuleType, model: nn.Module, config: Mapping[str, Any]) -> list[str] | None:

@@ -66,11 +66,13 @@ def load_torchvision(
             model = models.get_model(name, weights=published)
         except (OSError, RuntimeError) as error:
             cached = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rsplit("/", 1)[1]
-            raise not_downloaded(name, f" at {str(cached)!r}", error) from None
+            where = f" at {str(cached)!r}"
+            raise not_downloaded(name, where=where, error=error) from None
         return Classifier(model.eval(), preprocess, categories, name, weights=str(published))
     state = {
         re.sub(OLD_DENSENET, r"\1\2", key): tensor for key, tensor in read_weights(weights).items()
     }
+    # without their initial weights, which take long to draw and are replaced at once
     options = {"init_weights": False, "transform_input": True} if name in RESCALING else {}
     model = models.get_model(name, weights=None, **options)
     head_bias = list(model.state_dict())[-1]  # of the last layer, one number for each class
@@ -79,6 +81,7 @@ def load_torchvision(
         classes = len(state[head_bias])
         model = models.get_model(name, weights=None, num_classes=classes, **options)
         categories = None
+        # such weights were trained by others, with a preprocessing that the file does not say
         assumed = "that of the published weights"
     fit_weights(model, state, weights)
     origin = describe_weights(weights)

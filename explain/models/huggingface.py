@@ -58,17 +58,19 @@ class Processed:
     def as_plain(self) -> CenterCrop | StretchedPhoto | None:
         """Return the `CenterCrop` or `StretchedPhoto` that the image processor amounts to, or None
         where it does anything else, such as another scale or a size that is no square."""
-        # the plain ones divide pixels by 255
-        scale = 1 / 255 if self._value("do_rescale") else 1.0
-        is_usual = math.isclose(scale, self._value("rescale_factor") or 1.0)
-        if not is_usual or not self._value("do_resize"):
+        # as the plain ones do
+        divides_by_255 = math.isclose(self._value("rescale_factor") or 1.0, 1 / 255)
+        divides_by_255 = divides_by_255 and bool(self._value("do_rescale"))
+        if not divides_by_255 or not self._value("do_resize"):
             return None
         is_normalized = self._value("do_normalize")
-        resample = Image.Resampling(int(self._value("resample") or Image.Resampling.BILINEAR))
+        resample = self._value("resample")
+        if resample is None:  # not 0, which is nearest
+            resample = Image.Resampling.BILINEAR
         values: dict[str, Any] = {
             "mean": tuple(self._value("image_mean")) if is_normalized else (0.0,) * 3,
             "std": tuple(self._value("image_std")) if is_normalized else (1.0,) * 3,
-            "interpolation": resample.name.lower(),
+            "interpolation": Image.Resampling(int(resample)).name.lower(),
         }
         size = self._sides("size")
         crop = self._crop
@@ -175,6 +177,7 @@ def preprocessing(
     processed = processed or _usual(config)
     if size is None and not is_own:  # the family's processor does not know this model's size
         size = getattr(config, "image_size", None)
+    # a configuration may say no size, or in a form that nothing is known of
     if processed is None or not isinstance(size, (int, list, tuple)):
         return processed, is_own
     height, width = (size, size) if isinstance(size, int) else size

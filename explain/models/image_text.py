@@ -23,6 +23,7 @@ def load_image_text(name: str) -> tuple[nn.Module, Any]:
         if isinstance(module, nn.Module):
             return module, getattr(module, "processor", None)
         raise _unsuitable(name, f"it gives a {type(module).__name__}")
+    # on the Hub, names are "owner/name"; a dot begins a path
     if not is_folder and (name.count("/") != 1 or name.startswith((TIMM, "."))):
         raise _unsuitable(name, "it is neither a folder nor a name on the Hugging Face Hub")
     transformers = optional("transformers", f"for the model {name!r}", "transformers", ModelError)
@@ -60,6 +61,7 @@ def processor_of(load: Callable[[str], Any]) -> Any:
         return processor
     photos = load("AutoImageProcessor")
     tokenizer = load("AutoTokenizer")
+    # None is a part that ``load`` does not find
     return processor if None in (photos, tokenizer) else PairedProcessor(photos, tokenizer)
 
 

@@ -158,10 +158,12 @@ def detect(
     best first, with gradients: "boxes" ``(Q, 4)``, "labels", "scores" and "cells" ``(Q,)``."""
     detected = []
     for scores, boxes in zip(output["scores"], output["boxes"], strict=True):
+        # as numbers of a cell and a class, by which scores and boxes keep their gradients below
         hits = detections.suppressed(
             scores.detach(), boxes.detach(), threshold, iou=iou, most=candidates
         )
-        pairs = torch.tensor(list(hits), dtype=torch.long, device=boxes.device).reshape(-1, 2)
+        # (0, 2) without any hit
+        pairs = torch.tensor(hits, dtype=torch.long, device=boxes.device).reshape(-1, 2)
         cells, labels = pairs.unbind(1)
         detected.append(
             {

@@ -194,7 +194,7 @@ def _scaled(
         small = np.array(colors.resize(size, resampling, box=part))
         pixels = torch.from_numpy(np.atleast_3d(small)).permute(2, 0, 1).float() / 255
         pixels = pixels.expand(len(how.mean), -1, -1)  # each channel has the grey
-    else:
+    else:  # bands hold floats in the values that are 0 to 1 for photos
         planes = [Image.fromarray(band).resize(size, resampling, box=part) for band in bands]
         pixels = torch.from_numpy(np.stack([np.array(plane) for plane in planes]))
     mean = torch.tensor(how.mean).view(-1, 1, 1)
@@ -223,7 +223,7 @@ def cropped(preprocess: Preprocess, crop: CropLike, model: nn.Module) -> Preproc
             std=plain.std,
             interpolation=plain.interpolation,
         )
-    if isinstance(plain, WholePhoto):
+    if isinstance(plain, WholePhoto):  # which shows the whole already
         return preprocess
     return WholePhoto(
         plain.side, plain.mean, plain.std, plain.interpolation, pad=not takes_any_size(model)
@@ -253,10 +253,14 @@ def as_plain(preprocess: Any, wanted: str) -> CenterCrop | WholePhoto:
     # torchvision's transforms scale the shorter side to the resize_size, then cut the crop_size out
     interpolation: Any = getattr(getattr(preprocess, "interpolation", None), "value", None)
     if hasattr(preprocess, "crop_size") and interpolation in get_args(Interpolation):
-        side = preprocess.crop_size[0]
+        side = preprocess.crop_size[0]  # torchvision has both sizes as lists of one number
         shorter = max(side, preprocess.resize_size[0])
         return CenterCrop(
-            side, side / shorter, tuple(preprocess.mean), tuple(preprocess.std), interpolation
+            side,
+            crop=side / shorter,
+            mean=tuple(preprocess.mean),
+            std=tuple(preprocess.std),
+            interpolation=interpolation,
         )
     remedy = python_or_command(
         "pass preprocess=explain.models.CenterCrop(...) with the model's values", "leave it out"
@@ -323,7 +327,7 @@ def _of_channels(values: Any, name: str, channels: int) -> tuple[float, ...]:
     numbers = list(values) if isinstance(values, (list, tuple)) else [values] * channels
     is_mean = name == "mean"
     least = 0 if is_mean else 1e-6
-    most = 1 if is_mean else sys.float_info.max
+    most = 1 if is_mean else sys.float_info.max  # infinity is above it, NaN neither
     fits = len(numbers) == channels
     for number in numbers:
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)

@@ -374,6 +374,7 @@ class PersonSegmenter(nn.Module):
         self.context = nn.Sequential(nn.Conv2d(inputs, CONTEXT, 1), nn.ReLU())
         self.context_gate = Gate(inputs, CONTEXT)
         finer_widths = [*(block_widths[number] for number in FINER), STEM]
+        # each step takes the channels of the one before, the first those of the context
         self.decoder = nn.ModuleList(map(DecoderStep, [CONTEXT, *finer_widths], finer_widths))
         self.output = nn.ConvTranspose2d(STEM, 1, kernel_size=2, stride=2)
 

@@ -45,6 +45,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         reason = reason_of(error)
         if isinstance(error, pickle.UnpicklingError):
             reason = "it must hold nothing but tensors, and no code"
+        # other bytes are read as instructions of pickle: one of these takes what was never stored
+        # (KeyError), or the last one never comes
         elif isinstance(error, (KeyError, EOFError)):
             reason = "it is not a file of PyTorch"
         raise ModelError(

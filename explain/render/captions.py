@@ -141,7 +141,7 @@ def beside(pictures: Sequence[Image.Image], gap: float) -> Image.Image:
     """Return pictures side by side as one picture, ``gap`` pixels apart, with their middles at one
     height."""
     lefts = list(accumulate((picture.width + gap for picture in pictures), initial=0.0))
-    places = list(zip(lefts, pictures, strict=False))
+    places = list(zip(lefts, pictures, strict=False))  # the last left edge is that of no picture
     return placed(places, max(1, round(lefts[-1] - gap)), align=0.5)
 
 
@@ -285,6 +285,7 @@ Entry: TypeAlias = tuple[RGB, str, str]
 def _listed(entries: Sequence[Entry], room: int, size: int) -> list[Image.Image]:
     """Draw a line for each entry, ``room`` pixels wide: a square in its colour, share and label."""
     shares = [text_picture(share, size, bold=True, line=1.2) for _, share, _ in entries]
+    # where labels begin: after the square with a gap, the longest share, and a gap
     left = 3 * size + max((share.width for share in shares), default=0)
     lines = []
     for (color, _, label), share in zip(entries, shares, strict=True):

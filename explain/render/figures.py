@@ -84,6 +84,7 @@ class _Page(Page):
 
     def figure(self, alternative: str) -> "Figure":
         """The matplotlib figure with all texts and images; ``alternative`` describes it."""
+        # by now, ``top`` is the height of all that is on the page
         shown_figure = empty((self.width, self.top), alternative, PRINTED)
         shown_figure.set_layout_engine("none")  # all places are known
         for left, top, width, height, picture in self.images:
@@ -99,7 +100,7 @@ class _Page(Page):
                 line.text,
                 va="top",
                 parse_math=False,
-                fontsize=72 * line.size,
+                fontsize=72 * line.size,  # inches to points
                 color=[channel / 255 for channel in line.color],
                 fontweight="bold" if line.bold else "normal",
                 ha=line.align,
@@ -136,6 +137,7 @@ def plot(signal: Any, heatmap: Any, *, names: Sequence[str] = (), width_cm: floa
             f"heatmap must have values from -1 to 1, got {low:.3g} to {high:.3g}; pass "
             "attribution.heatmap[0] or attribution.signed[0]"
         )
+    # a shorter map is stretched over the signal; none is longer
     if len(maps) not in (1, count) or maps.shape[1] > length:
         raise ImageError(
             f"heatmap must be one row, or one for each channel of a signal {lines.shape}, got "

@@ -171,8 +171,9 @@ def network(photo: Image.Image, interactions: Array, centres: Array, region: Box
     for first, second in np.argwhere(pairs > WEAK * pairs.max()):
         width = max(1, round(unit / 3 * pairs[first, second] / pairs.max()))
         ends = [tuple(places[first]), tuple(places[second])]
-        draw.line(ends, supporting if interactions[first, second] > 0 else against, width)
-    largest = sizes.diagonal().max() or 1.0
+        color = supporting if interactions[first, second] > 0 else against
+        draw.line(ends, fill=color, width=width)
+    largest = sizes.diagonal().max() or 1.0  # where all are zero, all disks are points
     for number, (across, down) in enumerate(places):
         radius = unit * (sizes[number, number] / largest) ** 0.5  # the area shows the size
         edges = (across - radius, down - radius, across + radius, down + radius)
@@ -184,7 +185,7 @@ def network(photo: Image.Image, interactions: Array, centres: Array, region: Box
 def _checked_box(box: Any) -> Box:
     """Return the ``box`` argument of `overlay` as a `Box`; refuse one whose width or height is not
     positive and finite."""
-    region = Box(0, 0, 0, 0)
+    region = Box(0, 0, 0, 0)  # refused below, unless ``box`` can be read
     with suppress(TypeError, ValueError):
         region = box if isinstance(box, Box) else Box(*map(float, box))
     if not (0 < region.width < np.inf and 0 < region.height < np.inf):
@@ -236,13 +237,14 @@ def concepts(
     """Colour each pixel by the strongest of K maps ``(K, H, W)`` in [0, 1] that cover ``region``,
     with a line for each map's colour below: its label, after its share as a percentage."""
     largest = resampled_on_photo(maps[0], photo.size, region)
-    strongest = np.zeros(photo.size[::-1], np.uint16)  # which map is the largest
+    # which map is the largest at each pixel; arrays have the height first
+    strongest = np.zeros(photo.size[::-1], np.uint16)
     # one map at a time: at the size of a large photo, all might not fit into memory
     for i, values in enumerate(maps[1:], start=1):
         on_photo = resampled_on_photo(values, photo.size, region)
         strongest[on_photo > largest] = i
         np.maximum(on_photo, largest, out=largest)
-    palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))
+    palette = np.resize(np.array(COLORS, np.uint8), (len(maps), 3))  # over again for many maps
     opacity = curve(Heat.alpha * rising(VALUES))
     colors = Image.fromarray(palette[strongest])
     colored = Image.composite(colors, LIFTED.below(photo), Image.fromarray(opacity[largest]))
@@ -364,7 +366,7 @@ def _frames(frames: Any, count: int, layout: InputLayout | None) -> Sequence[Ima
         return frames
     values = np.asarray(frames.detach().cpu() if hasattr(frames, "detach") else frames)
     shape = values.shape
-    # unless the channels are last already
+    # frames may come before the channels, unless the channels are last already
     frames_may_be_first = layout == "NTCHW" or (layout is None and shape[-1] not in CHANNELS)
     if values.ndim == 3:  # (T, H, W)
         values = values[..., None]

@@ -201,6 +201,7 @@ def table(
     page.top += page.lines({i: [(name, INK, 1.0)] for i, name in enumerate(columns)}, bold=True)
     for tiles in rows:
         group = Group("", tuple(tiles))
+        # without ``names``, those of the tiles stand below them
         page.row({i: (group, cell) for i, cell in enumerate(tiles)}, legends={}, names=None)
     return page.picture()
 

@@ -91,7 +91,8 @@ def cells_on_photo(mask: Array, size: tuple[int, int], region: Box) -> Array:
     width)``: by the cell under the centre of each; False outside ``region``, which it covers."""
     centres = (np.arange(size[0]) + 0.5, np.arange(size[1]) + 0.5)
     columns, rows = region.to_input(centres, mask.shape)
-    padded = np.pad(mask > 0, 1)  # for what lies outside
+    # a rim of False, to which all is clipped that lies outside: indices are one larger
+    padded = np.pad(mask > 0, 1)
     across = np.floor(columns + 1).clip(0, mask.shape[1] + 1).astype(int)
     down = np.floor(rows + 1).clip(0, mask.shape[0] + 1).astype(int)
     on_photo: Array = padded[down[:, None], across]
@@ -144,8 +145,8 @@ def _resampled(
     on_photo_part = covered[max(0, -top) : size[1] - top, max(0, -left) : size[0] - left]
     y = max(0, top)
     x = max(0, left)
-    height, width = on_photo_part.shape
-    return on_photo_part, (slice(y, y + height), slice(x, x + width))
+    rows, columns = on_photo_part.shape
+    return on_photo_part, (slice(y, y + rows), slice(x, x + columns))
 
 
 PALE = (203, 205, 210)
@@ -427,8 +428,8 @@ class Colored(Style):
         """Return the magnitude of a map that gets the last colour; 0 for a map of zeros."""
         magnitudes = np.abs(self.prepared(values))
         peak = float(magnitudes.max())
-        if not peak:  # of which `_bright` would say 1
-            return peak
+        if not peak:  # zeros, of which `_bright` would say 1
+            return 0.0
         return _bright(magnitudes) if self.clipped else peak
 
     def levels(self, values: Array) -> Array:
@@ -538,7 +539,7 @@ class SignedContour(Contour):
         lines = []
         areas = _areas(values, self.shares, photo.size, region, sides=(1, -1))
         for number, (area, color) in enumerate(zip(areas, self._colors, strict=True)):
-            rim = INK if np.mean(color) > 128 else PAPER
+            rim = INK if np.mean(color) > 128 else PAPER  # dark around light lines
             lines.append(Outline(area, color, rim, dashed=number % 2 == 1))
         return _outlined(photo, lines)
 
@@ -718,9 +719,9 @@ class RegionSets(Style):
             return photo.copy()
         if self.without:
             return Image.composite(cover, photo, Image.fromarray(sets[0]))
-        shown = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
+        in_any_set = np.any(sets, axis=0) if sets else np.zeros(photo.size[::-1], bool)
         rest = Image.blend(photo, cover, self.pale)
-        picture = Image.composite(photo, rest, Image.fromarray(shown))
+        picture = Image.composite(photo, rest, Image.fromarray(in_any_set))
         lines = [Outline(area, color) for area, color in zip(sets, cycle(COLORS), strict=False)]
         return _outlined(picture, lines)
 

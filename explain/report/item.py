@@ -101,7 +101,7 @@ def curves(
     for name in maps:
         pixel_shares, deletion = table.curve(name, "deletion")
         _, insertion = table.curve(name, "insertion")
-        curves_by_method[name] = {
+        curves_by_method[name] = {  # [0]: there is one image
             "at": _rounded(pixel_shares),
             "deletion": _rounded(deletion[0]),
             "insertion": _rounded(insertion[0]),
@@ -134,7 +134,7 @@ def plane(values: Array, *, signed: bool = False) -> dict[str, Any]:
     scale = float(np.abs(values).max(initial=0.0))
     shares = values / scale if scale > 0 else values
     coarse = values.size <= COARSE
-    if not coarse:
+    if not coarse:  # the page squares them again: steps are finer near zero
         shares = np.sign(shares) * np.sqrt(np.abs(shares))
     step_dtype = np.dtype(f"<{'i' if signed else 'u'}{2 if coarse else 1}")
     steps = np.rint(shares * np.iinfo(step_dtype).max).astype(step_dtype)
@@ -219,6 +219,7 @@ def marked_region(subject: Subject, index: int, *, live: bool = False) -> dict[s
     detection = subject.boxes[index] if index < len(subject.boxes) else None
     if detection is not None and detection.box is not None:
         return {"box": subject.box.to_input(detection.box, ONE)}
+    # a class has no region; a segmenter's lies on one input, and several crops are several inputs
     if subject.asked[index] is None or subject.crops:
         return None
     with suppress(ExplainError):
@@ -281,7 +282,8 @@ def item(
     maps: list[list[dict[str, Any]]] = [[] for _ in targets]
     for index, result in enumerate(subject.results):
         metric_values = figures[index] if index < len(figures) else {}
-        curves_by_method = curves(subject, index, result, steps if live else 0, progress)
+        curve_steps = steps if live else 0
+        curves_by_method = curves(subject, index, result, curve_steps, progress)
         for record, (name, attribution) in zip(records[index], result.items(), strict=True):
             map_values = {**_map(attribution, detail), **_sets(attribution, subject, index)}
             map_values["curve"] = curves_by_method.get(name)

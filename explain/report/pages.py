@@ -168,7 +168,8 @@ def page(
     if front is None:
         kind = "widget" if widget else "report"
         script = static((*SCRIPTS, "begin.js"))
-        front = PageTemplate(static(STYLES), script, "img-src data: blob:", kind)
+        policy = "img-src data: blob:"
+        front = PageTemplate(static(STYLES), script, policy=policy, kind=kind)
     shared = {
         "version": __version__,
         "drawing": _drawing(),
@@ -524,8 +525,12 @@ def entry(
         metric_values = figures[target_index] if target_index < len(figures) else {}
         figures_by_method = {}
         for name, attribution in result.items():
-            figures_by_method[name] = {**metric_values.get(name, {}), **set_figures(attribution, 0)}
+            figures_by_method[name] = {
+                **metric_values.get(name, {}),
+                **set_figures(attribution, image=0),
+            }
         figures_of_targets.append(figures_by_method)
+    # the list shows the first target alone
     line = {**summary(subject), "figures": figures_of_targets[0]}
     line["still"] = still_of(subject, first_map(subject))
     if truth is not None:

@@ -140,7 +140,7 @@ def reproduction(subject: Subject) -> Reproduction:
     # the parts that code cannot make, with a name or a word that stands for each
     callers_parts = {part: origin.name if part == "model" else "own" for part in origin.from_caller}
     labels = arguments.get("categories")
-    if isinstance(labels, list) and len(labels) > LONG:
+    if isinstance(labels, list) and len(labels) > LONG:  # more than anybody would read in code
         callers_parts["categories"] = f"{len(labels)} labels"
     attributions = list(subject.results[0].values())
     typed = [_typed_method(attribution) for attribution in attributions]
@@ -209,6 +209,7 @@ def _layer_options(attributions: Sequence[Attribution]) -> dict[str, Any]:
     options: dict[str, Any] = {"layer": layer if isinstance(layer, str) else list(layer or ())}
     if not isinstance(layer, str) and len(fuses) == 1:
         options["fuse"] = fuses.pop()
+    # only maps of photos, of two sides, are placed
     if maps_of_layers[0].placed == "even" and len(maps_of_layers[0].size) == 2:
         options["placement"] = "even"
     return options

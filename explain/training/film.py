@@ -220,6 +220,7 @@ def _full_name(run: Run, photo: str) -> str:
     """The name that a watched photo has in the file of a training, from what the caller calls it:
     its name, or the end of its name or path, such as "cat.jpg".
     """
+    # a photo has a row for each step: the path of any will do, and max takes one
     query = (
         "SELECT s.name, max(p.path) FROM steps s JOIN photos p ON p.id = s.photo GROUP BY s.name"
     )

@@ -257,6 +257,7 @@ class DeadUnits(OnParameters):
         name, layer = self._owners[parameter_name]
         has_gradient = gradient.detach() != 0
         if isinstance(layer, _TRANSPOSED):  # (in, out of one group, ...)
+            # to (groups, in of one group, out of one group, ...), and then to (units, ...)
             by_group = torch.unflatten(has_gradient, 0, (layer.groups, -1))
             has_gradient = by_group.transpose(1, 2).flatten(0, 1)
         alive = has_gradient.flatten(1).any(1)
@@ -323,7 +324,7 @@ class GradientFlow(OnParameters):
         weights = [size for name, size in sizes.items() if name.endswith("weight")] or list(
             sizes.values()
         )
-        reference = weights[-1] if weights else 0.0
+        reference = weights[-1] if weights else 0.0  # that of the last layer
         return {
             name: _verdict(size, reference, vanishing, exploding) for name, size in means.items()
         }
@@ -365,7 +366,7 @@ class GradientFlow(OnParameters):
         """
         means = self._means()
         names = [name for name in means if name.endswith("weight")] or list(means)
-        labelled = evenly_spread(len(names), 20)
+        labelled = evenly_spread(len(names), 20)  # more names would cover each other
         figure = empty((9, 4), f"gradients of every layer over the steps: {self!r}")
         over_steps, over_layers = figure.subplots(1, 2)
         for number, name in enumerate(names):

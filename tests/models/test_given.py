@@ -4,6 +4,7 @@ said."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import explain
-from explain import ExplainWarning
+from explain import ExplainWarning, ModelError
 from explain.models import CenterCrop
 from explain.models.attached import as_classifier
 from tests.conftest import TinyNet
@@ -109,6 +110,38 @@ def test_another_crop_keeps_the_values_that_come_with_a_model(
     bicubic = Image.Resampling.BICUBIC
     expected = plain(photo, size, MEAN, STD, bicubic, box)
     assert_close(x, expected, atol=1e-6, rtol=0)
+
+
+class Processor:
+    """What a processor of transformers has that amounts to a stretched photo."""
+
+    model_input_names = ("pixel_values",)
+    do_resize = do_normalize = do_rescale = True
+    do_center_crop = False
+    rescale_factor: float | None = 1 / 255
+    resample: int | None = None
+    size = MappingProxyType({"height": 8, "width": 8})
+    image_mean = image_std = (0.5, 0.5, 0.5)
+
+    def preprocess(self, images: Any) -> Any:
+        raise NotImplementedError
+
+
+class UnscaledProcessor(Processor):
+    do_rescale = False
+    rescale_factor = None
+
+
+class NearestProcessor(Processor):
+    resample = 0
+
+
+def test_a_processor_without_division_or_interpolation_is_not_replaced_by_one_with_it() -> None:
+    cropped = explain.Explainer(TinyNet(), preprocess=Processor(), crop=0.5).preprocess
+    assert cropped == CenterCrop(8, crop=0.5, mean=(0.5,) * 3, std=(0.5,) * 3)
+    for processor in (UnscaledProcessor(), NearestProcessor()):
+        with pytest.raises(ModelError, match="needs a preprocessing that cuts out the centre"):
+            explain.Explainer(TinyNet(), preprocess=processor, crop=0.5)
 
 
 def test_a_timm_model_for_other_classes_or_in_grey_says_what_it_assumes(photo: Image.Image) -> None:
