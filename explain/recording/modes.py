@@ -37,7 +37,7 @@ class Watcher(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class OperatorCalls(NotForCompilers, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorCalls(NotForCompilers, TorchDispatchMode):
     """Within its block, ``run(operator, args, kwargs)`` runs each operator of this thread, or
     answers with another result."""
 

@@ -29,7 +29,7 @@ from explain.recording.values import Kind, Step, Value, tensors_of
 aten = torch.ops.aten
 
 
-class PassRecorder(NotForCompilers, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PassRecorder(NotForCompilers, TorchDispatchMode):
     """Within its block, notes each operation of this thread, from what and by which module, but for
     those on constants alone, such as what is drawn at random."""
 

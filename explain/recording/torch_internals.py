@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import BackwardHook
@@ -243,13 +244,31 @@ def scripts_as_written(
     return context
 
 
+class _HiddenOnceLoaded:
+    """A mode's ``__torch_dispatch__``, hidden from PyTorch's compiler once that is loaded."""
+
+    # A descriptor has no frame with tensors, which the compiler would look into.
+    def __init__(self, dispatch: Any) -> None:
+        self._dispatch = dispatch
+        self._hidden: Any = _disable_dynamo(dispatch, recursive=True)
+
+    def __get__(self, mode: Any, owner: Any = None) -> Any:
+        """The method of a mode, as it is to be called now."""
+        is_loaded = "torch._dynamo" in sys.modules
+        return (self._hidden if is_loaded else self._dispatch).__get__(mode, owner)
+
+
 class NotForCompilers:
-    """A dispatch mode that PyTorch shows to no compiler, which would take a second to load; what is
-    compiled is run as its Python code meanwhile."""
+    """A dispatch mode that PyTorch's compiler does not look into, and that does not load the
+    compiler, which would take a second."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__torch_dispatch__ = _HiddenOnceLoaded(cls.__torch_dispatch__)  # type: ignore[attr-defined]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether PyTorch wraps the mode in what a compiler leaves out."""
+        """Whether PyTorch is to hide the mode itself, by what loads the compiler."""
         return False
 
 
