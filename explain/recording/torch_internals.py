@@ -245,26 +245,30 @@ def scripts_as_written(
 
 
 class _HiddenOnceLoaded:
-    """A mode's ``__torch_dispatch__``, hidden from PyTorch's compiler once that is loaded."""
+    """What a mode does with an operator, as ``torch._compile`` asks for it at each call: hidden
+    from PyTorch's compiler, or as it is where no compiler is loaded, which would take a second."""
 
-    # A descriptor has no frame with tensors, which the compiler would look into.
     def __init__(self, dispatch: Any) -> None:
         self._dispatch = dispatch
-        self._hidden: Any = _disable_dynamo(dispatch, recursive=True)
 
-    def __get__(self, mode: Any, owner: Any = None) -> Any:
-        """The method of a mode, as it is to be called now."""
-        is_loaded = "torch._dynamo" in sys.modules
-        return (self._hidden if is_loaded else self._dispatch).__get__(mode, owner)
+    def __getattr__(self, name: str) -> Any:
+        """The function to call now, under the name by which ``torch._compile`` keeps it."""
+        if name != "__dynamo_disable":
+            raise AttributeError(name)
+        if "torch._dynamo" not in sys.modules:
+            return self._dispatch
+        hidden = torch._dynamo.disable(self._dispatch)  # type: ignore[no-untyped-call]
+        setattr(self, name, hidden)
+        return hidden
 
 
 class NotForCompilers:
-    """A dispatch mode that PyTorch's compiler does not look into, and that does not load the
-    compiler, which would take a second."""
+    """A dispatch mode that PyTorch's compiler does not look into, and that does not load it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.__torch_dispatch__ = _HiddenOnceLoaded(cls.__torch_dispatch__)  # type: ignore[attr-defined]
+        dispatch: Any = _HiddenOnceLoaded(cls.__dict__["__torch_dispatch__"])
+        cls.__torch_dispatch__ = _disable_dynamo(dispatch)  # type: ignore[attr-defined]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
