@@ -70,11 +70,11 @@ class Bands:
         grey = (chosen - low) / ((high - low) or 1.0)  # nothing but black where all are alike
         pixels = (255 * grey.clip(0, 1)).round().astype(np.uint8)
         rgb = np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)
-        picture: Any = Image.fromarray(np.ascontiguousarray(rgb))
-        picture.bands = np.ascontiguousarray(bands, np.float32)
-        picture.is_upright = True
-        result: Image.Image = picture
-        return result
+        picture = Image.fromarray(np.ascontiguousarray(rgb))
+        # preprocessings read the bands, and `load_image` returns what has the mark as it is
+        picture.bands = np.ascontiguousarray(bands, np.float32)  # type: ignore[attr-defined]
+        picture.is_upright = True  # type: ignore[attr-defined]
+        return picture
 
 
 def as_read(

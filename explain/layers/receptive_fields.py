@@ -76,7 +76,7 @@ Field: TypeAlias = tuple[Along, Along]
 """What values look at, along the rows of the image and along its columns."""
 
 
-def _each(field: Field, change: Callable[[Along], Along]) -> Field:
+def _along_both(field: Field, change: Callable[[Along], Along]) -> Field:
     """A field that is changed along the rows of the image, and along its columns."""
     rows, columns = field
     return change(rows), change(columns)
@@ -139,7 +139,7 @@ def receptive_fields(
         staying = stays.keys() & set(step.outputs)
         for result in staying:  # each state of a recurrent layer belongs to the place of its input
             if stays[result] in fields:
-                fields[result] = _each(
+                fields[result] = _along_both(
                     fields[stays[result]],
                     lambda along: along.summed(lambda part: part.mean(-1, keepdim=True)),
                 )
@@ -184,7 +184,7 @@ def _carried(
         return {}
     resamples = any(operation.has(trait) for trait in ("pools", "resizes", "samples"))
     if resamples or step.name in ("sum", "mean"):
-        return {result: _each(fields[step.args[0]], partial(_run_on, step))}
+        return {result: _along_both(fields[step.args[0]], partial(_run_on, step))}
     if not operation.has("stays") and not step.is_pointwise:
         raise ValueError(step.name)  # an operation without a rule
     return {result: _by_value(step, result, fields, size)}
@@ -215,13 +215,14 @@ def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
 
 
 def _padded(step: Step, field: Field, *, cut: bool) -> Field:
-    """The field behind a padding with a constant, along the dimensions in which it changes."""
+    """The field behind a padding with a constant. A dimension in which it does not change (of size
+    1) stays, as `_extended` leaves it."""
     ends = step.args[1]  # a pair for each dimension, from the last one on
     for i in range(len(ends) // 2):
         dim = len(step.args[0].shape) - 1 - i
         left, right = ends[2 * i : 2 * i + 2]
         extended = partial(_extended, dim=dim, left=left, right=right, cut=cut)
-        field = _each(field, extended)
+        field = _along_both(field, extended)
     return field
 
 
@@ -229,7 +230,7 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     """A field with so many values more at both ends of a dimension, or fewer: they look further
     out, as every second value does; nowhere, if fields are ``cut``."""
     length = along.shape[dim]
-    if length == 1:
+    if length == 1:  # the same everywhere: beyond the ends, too
         return along
     period = min(2, length - 1)  # transposed convolutions have two kinds of values in turn
     numbers = torch.arange(-left, length + right, device=along.mass.device)
@@ -319,18 +320,20 @@ def _of_windows(step: Step, field: Field, size: tuple[int, int], *, cut: bool) -
     windows = _Windows.of(step)
     lengths = step.outputs[0].shape[2:]
 
-    def of_windows(along: Along, length: int) -> Along:
+    def of_axis(along: Along, length: int) -> Along:
         """What the windows look at along an axis of this length."""
-        gap = _gap(along)
+        gap = _gap(along)  # None, if it is no regular map
         # all windows of a regular map are alike, unless the border cuts some or they're transposed
         if gap is not None and not (cut or windows.is_transposed):
             return _of_first_window(windows, along, gap, lengths)
         # a convolution adds its channels up, a pooling does not
         if step.operation.kind == "convolution" and along.shape[1] > 1:
-            _must_be_together(along, length, step.name)
+            _refuse_places_apart(along, length, step.name)
         return _of_all_windows(windows, along, lengths, cut=cut)
 
-    return of_windows(field[0], size[0]), of_windows(field[1], size[1])
+    rows, columns = field
+    height, width = size
+    return of_axis(rows, height), of_axis(columns, width)
 
 
 def _gap(along: Along) -> float | None:
@@ -431,13 +434,13 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
         return {}
     if first in fields:  # a row of features, which count alike
         scale = second.tensor.detach().square().sum(0).mean().to(fields[first][0].mass)
-        mean = _each(
+        mean = _along_both(
             fields[first],
             lambda along: along.summed(lambda part: part.mean(1, keepdim=True) * scale),
         )
         return {result: mean}
     squares = first.tensor.detach().square().to(fields[second][0].mass)
-    sums = _each(
+    sums = _along_both(
         fields[second],
         lambda along: along.summed(lambda part: squares @ part.expand(second.shape)),
     )
@@ -460,7 +463,7 @@ def _by_value(
         )
         return rows, columns
     slope = _squared_slope(step, alike[0], fields[alike[0]])
-    return _each(
+    return _along_both(
         fields[alike[0]],
         lambda along: along._replace(mass=along.mass * slope, beside=along.beside * slope),
     )
@@ -475,7 +478,7 @@ def _added(parts: Sequence[Along], length: int, name: str) -> Along:
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     masses = torch.stack([part.mass.expand(shape) for part in parts], 1)
     moments = torch.stack([part.moment.expand(shape) for part in parts], 1)
-    _must_be_together(Along.counted(masses, moments), length, name)
+    _refuse_places_apart(Along.counted(masses, moments), length, name)
     return Along.counted(masses.sum(1), moments.sum(1))
 
 
@@ -484,9 +487,9 @@ def _sum(tensors: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
 
-def _must_be_together(along: Along, length: int, name: str) -> None:
-    """Refuse to mix what looks at several places of an image of this ``length``, along the second
-    dimension of values: the mean of these is none of them."""
+def _refuse_places_apart(along: Along, length: int, name: str) -> None:
+    """Raise `ValueError`, with a step's ``name``, for values to be added up along their second
+    dimension that look at places far apart in an image of this ``length``: no mean is at them."""
     mass = along.mass.expand(along.shape)
     shares = mass / mass.sum(1, keepdim=True)
     centres = along.centres

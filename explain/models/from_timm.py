@@ -118,8 +118,9 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         fit_weights(model, state, weights)
         origin = describe_weights(weights)
     preprocess, labels = timm_transform_and_labels(timm, model, size)
-    # with another number of classes, the weights were trained with a transform that nobody says
-    assumed = None if is_configured(model) else preprocess.origin
+    # weights for other classes than published were trained by others, who may have transformed
+    # photos in another way: then what is assumed is said
+    assumed = None if has_configured_classes(model) else preprocess.origin
     return Classifier(model.eval(), preprocess, labels, name, weights=origin, assumed=assumed)
 
 
@@ -134,11 +135,12 @@ def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
     return None
 
 
-def is_configured(model: nn.Module) -> bool:
+def has_configured_classes(model: nn.Module) -> bool:
     """Whether a model of timm has as many classes as its configuration says.
     One that was made with another ``num_classes=``, to be trained, has not.
     """
     classes = (timm_config(model) or {}).get("num_classes")
+    # where either says nothing, nothing is known to differ
     return classes is None or classes == getattr(model, "num_classes", classes)
 
 
