@@ -56,7 +56,8 @@ class Bands:
     def picture(self, values: Array, name: str) -> Image.Image:
         """The picture of values ``(C, H, W)`` or ``(H, W, C)``, in RGB and upright; its ``bands``
         are what a preprocessing takes: floats ``(C, H, W)``, 0 to 1 for the usual range."""
-        values = np.squeeze(values)
+        while values.ndim > 3 and 1 in values.shape:  # as of pages; a side may have one pixel, too
+            values = values.squeeze(values.shape.index(1))
         # where the bands may be: first or last
         axes = [axis for axis in (0, 2) if values.ndim == 3 and values.shape[axis] == self.count]
         if not axes:
