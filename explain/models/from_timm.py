@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,11 +93,14 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
             f"({reason_of(error)}); run pip install 'explain-hooks[timm]'"
         ) from None
     plain = name.removeprefix(TIMM)
-    if not timm.is_model(plain):
-        raise ModelError(
-            f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}"
-        )
-    published = timm.get_pretrained_cfg(plain)
+    architecture, dot, _ = plain.partition(".")  # such as "resnet18", before ".a1_in1k"
+    published = None
+    if timm.is_model(plain):
+        with suppress(RuntimeError):  # an architecture without weights of this tag
+            published = timm.get_pretrained_cfg(plain)
+    if published is None:  # also for a name that timm has given up
+        known = timm.list_models(include_tags=bool(dot))
+        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, known)}")
     options: dict[str, Any] = {}
     if size is not None and published.fixed_input_size:
         options["img_size"] = size  # such a network is built for its size
@@ -106,7 +110,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         except (OSError, RuntimeError) as error:
             # timm keeps what it downloads in one of several places: none is named
             raise not_downloaded(name, where="", error=error) from None
-        origin = f"{plain}.{published.tag}" if published.tag else ""
+        origin = f"{architecture}.{published.tag}" if published.tag else ""
     else:
         state = read_weights(weights)
         head_name = published.classifier
