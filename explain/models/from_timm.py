@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,14 +92,12 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
             f"({reason_of(error)}); run pip install 'explain-hooks[timm]'"
         ) from None
     plain = name.removeprefix(TIMM)
-    architecture, dot, _ = plain.partition(".")  # such as "resnet18", before ".a1_in1k"
-    published = None
-    if timm.is_model(plain):
-        with suppress(RuntimeError):  # an architecture without weights of this tag
-            published = timm.get_pretrained_cfg(plain)
-    if published is None:  # also for a name that timm has given up
-        known = timm.list_models(include_tags=bool(dot))
-        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, known)}")
+    architecture, _, tag = plain.partition(".")  # such as "resnet18" and "a1_in1k"
+    # without the names that timm has given up, for which it has no configuration
+    names = timm.list_models(include_tags=bool(tag))
+    if plain not in names:
+        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, names)}")
+    published = timm.get_pretrained_cfg(plain)
     options: dict[str, Any] = {}
     if size is not None and published.fixed_input_size:
         options["img_size"] = size  # such a network is built for its size

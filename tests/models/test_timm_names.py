@@ -28,7 +28,6 @@ def published(name: str) -> SimpleNamespace | None:
 @pytest.fixture(autouse=True)
 def timm(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in: Any = SimpleNamespace(
-        is_model=lambda name: name.partition(".")[0] in ("resnet18", GIVEN_UP),
         list_models=lambda include_tags: [name for name in TAGS if include_tags == ("." in name)],
         get_pretrained_cfg=published,
         create_model=lambda name, pretrained: nn.Linear(2, 2),
