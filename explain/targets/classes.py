@@ -309,9 +309,13 @@ class Predicted(Target):
                 chosen.append(detections.Detections(name, index=index, threshold=least))
             counts[category] += 1
         if not chosen:
+            of_labels = "".join(
+                f", {value:g} for {class_label(categories, category)}"
+                for category, value in thresholds.items()
+            )
             raise detections.NotDetectedError(
                 f"target 'all' must be detected on {image_name(0)} with a score above "
-                f"{default:g}, but nothing is; lower the threshold, or name a target"
+                f"{default:g}{of_labels}, but nothing is; lower the threshold, or name a target"
             )
         return chosen
 
