@@ -125,9 +125,7 @@ def receptive_fields(
     precise = torch.float32 if device.type == "mps" else torch.float64
     one = torch.ones([1] * 4, device=device, dtype=precise)
     pixels = [
-        torch.arange(0.5, length, device=device, dtype=precise).reshape(
-            [length if d == dim else 1 for d in range(4)]
-        )
+        _line(torch.arange(0.5, length, device=device, dtype=precise), dim, dims=4)
         for dim, length in enumerate(x.shape[2:], start=2)
     ]
     rows, columns = (Along(mass=one, beside=0 * one, at=middles) for middles in pixels)
@@ -193,16 +191,20 @@ def _carried(
 def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
     any_rows, _ = next(iter(fields.values()))
-    zero = any_rows.mass.new_zeros([])  # in the precision of the fields
+    zero = any_rows.mass.new_zeros([])  # all fields have its precision and its device
 
     def part_of(axis: int, part: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the image."""
         if value not in fields:
             return zero.reshape([1] * len(value.shape))
-        return fields[value][axis][part].clone()  # what strides are taken of has memory of its own
+        # a copy: `as_strided` takes all memory below a tensor, where a view has other values too
+        return fields[value][axis][part].clone()
 
     rows, columns = (
-        [moved(step, partial(part_of, axis, part)) for part in range(len(Along._fields))]
+        [
+            moved(step, partial(part_of, axis, part), device=zero.device)
+            for part in range(len(Along._fields))
+        ]
         for axis in (0, 1)
     )
     return {
@@ -237,20 +239,20 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     beyond = numbers - numbers.clamp(0, length - 1)
     periods = (beyond.abs() + period - 1).div(period, rounding_mode="floor") * beyond.sign()
     source = numbers - period * periods  # the value that each one is like, some periods further in
-    shape = [-1 if d == dim else 1 for d in range(along.mass.ndim)]
+    in_line = partial(_line, dim=dim, dims=along.mass.ndim)
     mass, beside, at = (
         part.index_select(dim, source) if part.shape[dim] > 1 else part for part in along
     )
     if cut:
-        is_own = (beyond == 0).reshape(shape)
+        is_own = in_line(beyond == 0)
         return Along(mass * is_own, beside * is_own, at)
     # of a regular map, only the places `at` change from cell to cell
     looks_at = along.at if mass.shape[dim] == beside.shape[dim] == 1 else along.centres
     first, second, second_last, last = (  # a period apart
         looks_at.narrow(dim, place, 1) for place in (0, period, -1 - period, -1)
     )
-    below = periods.clamp(max=0).reshape(shape) * (second - first)
-    above = periods.clamp(min=0).reshape(shape) * (last - second_last)
+    below = in_line(periods.clamp(max=0)) * (second - first)
+    above = in_line(periods.clamp(min=0)) * (last - second_last)
     # values that look nowhere have no distance to others
     return Along(mass, beside, at + (below + above).nan_to_num())
 
@@ -457,11 +459,9 @@ def _by_value(
     if not alike:  # no rule says which value is computed from which
         raise ValueError(step.name)
     if len(alike) > 1:
-        rows, columns = (
-            _added([fields[value][axis] for value in alike], size[axis], step.name)
-            for axis in (0, 1)
-        )
-        return rows, columns
+        rows, columns = zip(*(fields[value] for value in alike), strict=True)
+        height, width = size
+        return _added(rows, height, step.name), _added(columns, width, step.name)
     slope = _squared_slope(step, alike[0], fields[alike[0]])
     return _along_both(
         fields[alike[0]],
