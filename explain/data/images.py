@@ -383,9 +383,8 @@ class _Reading:
         picture, cells = scan.stack(numbers, self.window)
         decoded = self.decode(picture)
         # a scan that is given with `places` is shown whole: its slices were chosen before
-        places_in_file = places or numbers
         decoded.cells = {  # type: ignore[attr-defined]
-            slice_label(place): cell for place, cell in zip(places_in_file, cells, strict=True)
+            slice_label(place): cell for place, cell in zip(places or numbers, cells, strict=True)
         }
         return decoded
 

@@ -291,8 +291,8 @@ def _trained(
         wanted = training_answers.wanted[rows].to(scores)
         loss = F.kl_div(scores, wanted, log_target=True, reduction="batchmean")
         if prior is not None:
-            may_have_evidence = training_answers.allowed[rows]
-            loss = loss + prior(new, x, wanted.argmax(1), may_have_evidence)
+            # the last argument says where evidence may lie
+            loss = loss + prior(new, x, wanted.argmax(1), training_answers.allowed[rows])
         optimiser.zero_grad()
         torch.autograd.backward(loss)  # `loss.backward()`, with types
         optimiser.step()

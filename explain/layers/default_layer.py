@@ -296,13 +296,12 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     candidates: list[_Candidate] = []
     for calls_of_tensor in calls_by_tensor:
         outside = [call for call in calls_of_tensor if not call.name.startswith(attentions)]
-        first_call = calls_of_tensor[0]
-        last_call = calls_of_tensor[-1]  # of the same value as the first
-        value = search.scored.values.get(last_call.key)
+        value = search.scored.values.get(calls_of_tensor[-1].key)  # all of them have the same
         # in a program without modules (""), no name says what is inside an attention
         is_of_heads = "" in search.scored.attentions and value in search.scored.of_heads
-        # what is returned again may be handed on unused, and has its candidate already
-        if outside and not is_of_heads and not first_call.again:
+        # whose first call returns it again: it may be handed on unused, and has a candidate already
+        is_handed_on = calls_of_tensor[0].again
+        if outside and not is_of_heads and not is_handed_on:
             candidates.append(_Candidate(number=len(candidates), calls=outside, value=value))
     return candidates
 

@@ -218,9 +218,8 @@ class Randomised:
                 _reset(layer)
                 # what this leaves unchanged, such as class tokens, is shuffled
                 for parameter, value in zip(layer.parameters, trained_values, strict=True):
-                    # running statistics, which are buffers, are reset wherever there are any
-                    is_buffer = not isinstance(parameter, nn.Parameter)
-                    if not is_buffer and torch.equal(parameter, value):
+                    # running statistics, which are buffers, are reset in any case
+                    if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
                         order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
                         parameter.copy_(value.flatten()[order].reshape(parameter.shape))
                 _find_spectral_norms(layer.module)

@@ -196,7 +196,7 @@ class Gamma(_Stabilised):
         size = z.abs()
         # those of the rule times sign(z): (1 + gamma / 2) |z| + gamma / 2 (|W| |x| + |b|)
         denominators = _run(step, [(x.abs(), size_weight)], size_bias)
-        denominators = denominators.add_(size, alpha=1 + half_gamma)
+        denominators.add_(size, alpha=1 + half_gamma)
         # no relevance arrives where a rectifier gives zero: these do not count in the mean
         stabiliser = self._stabiliser(
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators

@@ -272,8 +272,7 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
     reader = READER.get()
     if len(candidates) > 1 and reader is not None:
         # the key is chosen once, in the output that the reader recorded: this one may lack it
-        chosen_key = reader.scores_key(_candidates)
-        return candidates.get(chosen_key, first)
+        return candidates.get(reader.scores_key(_candidates), first)
     return first
 
 
