@@ -222,7 +222,7 @@ class Randomised:
                     if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
                         order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
                         parameter.copy_(value.flatten()[order].reshape(parameter.shape))
-                _find_spectral_norms(layer.module)
+                _find_spectral_norms(layer.module)  # of the new weights
             return _values(layer.tensors)
         finally:
             for tensor, value in zip(all_tensors, values_so_far, strict=True):

@@ -140,7 +140,7 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
         channels=channels,
         # (out, in / groups, ...), or transposed (in, out / groups, ...)
         weight_channels=1 if is_transposed else 0,
-        # where channels run along the first dimension, those of all groups are in one row already
+        # a first dimension of output channels has those of all groups, which is as one group
         groups=step.options["groups"] if is_transposed else 1,
     )
 
