@@ -501,19 +501,20 @@ def _by_slice(
     results: Sequence[Mapping[str, Attribution]],
     titles: Sequence[str],
     look: Look,
-    marks: Callable[[str, int], tuple[Mark, ...]],
+    checks_of: Callable[[str, int], tuple[Mark, ...]],
 ) -> tuple[Group, ...]:
     """The groups of a table of a volume's slices in columns, at most `SHOWN_SLICES`, evenly spread;
-    the scan and the maps are its rows."""
+    its rows are the scan and the maps. ``checks_of`` is called with a method and a target's number.
+    """
     names = list(scene.slices)
     shown = [names[place] for place in evenly_spread(len(names), SHOWN_SLICES)]
     whole = replace(scene, numbered=False)  # the names stand below the slices
 
-    def row(heading: str, picture: Image.Image, first: Tile) -> Group:
+    def row(heading: str, picture: Image.Image, first_tile: Tile) -> Group:
         """A row of the slices of one picture; what is said of all stands below the first."""
         tiles = []
         for number, name in enumerate(shown):
-            with_words = first if number == 0 else Tile(picture)
+            with_words = first_tile if number == 0 else Tile(picture)
             left, top, right, bottom = map(round, scene.slices[name])
             part = picture.crop((left, top, right, bottom))
             # the name of the method and the detail are in the heading
@@ -521,11 +522,11 @@ def _by_slice(
         return Group(heading, tuple(tiles), own_row=True)
 
     rows = [row("scan", photo, Tile(photo))]
-    for index, (title, result) in enumerate(zip(titles, results, strict=True)):
+    for target, (title, result) in enumerate(zip(titles, results, strict=True)):
         for attribution in result.values():
             style = look.of(attribution.style)
-            checks = marks(attribution.method, index)
-            for tile in tiles_of(whole, attribution, style, checks, index):
+            checks = checks_of(attribution.method, target)
+            for tile in tiles_of(whole, attribution, style, marks=checks, target=target):
                 words = [title if len(results) > 1 else "", tile.name, tile.detail]
                 rows.append(row(" · ".join(filter(None, words)), tile.picture, tile))
     return tuple(rows)

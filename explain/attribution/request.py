@@ -394,6 +394,8 @@ class Request:
         objects. Equal requests share a plan object, so a plan must never be changed.
         """
         methods = tuple(self.methods.values())
+        # Calls of stitched windows depend on the model and the size of its input, which are not in
+        # the key. Methods stand there by their ids, which must mean the same methods for good.
         if isinstance(self.model, Stitched) or not all(map(is_lasting, methods)):
             return Plan(self._needs(layers))
         method_ids = tuple(map(id, methods))

@@ -56,7 +56,8 @@ class Bands:
     def picture(self, values: Array, name: str) -> Image.Image:
         """The picture of values ``(C, H, W)`` or ``(H, W, C)``, in RGB and upright; its ``bands``
         are what a preprocessing takes: floats ``(C, H, W)``, 0 to 1 for the usual range."""
-        values = np.squeeze(values)
+        while values.ndim > 3 and 1 in values.shape:  # as of pages; a side may have one pixel, too
+            values = values.squeeze(values.shape.index(1))
         # where the bands may be: first or last
         axes = [axis for axis in (0, 2) if values.ndim == 3 and values.shape[axis] == self.count]
         if not axes:
@@ -70,11 +71,11 @@ class Bands:
         grey = (chosen - low) / ((high - low) or 1.0)  # nothing but black where all are alike
         pixels = (255 * grey.clip(0, 1)).round().astype(np.uint8)
         rgb = np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)
-        picture: Any = Image.fromarray(np.ascontiguousarray(rgb))
-        picture.bands = np.ascontiguousarray(bands, np.float32)
-        picture.is_upright = True
-        result: Image.Image = picture
-        return result
+        picture = Image.fromarray(np.ascontiguousarray(rgb))
+        # preprocessings read the bands, and `load_image` returns what has the mark as it is
+        picture.bands = np.ascontiguousarray(bands, np.float32)  # type: ignore[attr-defined]
+        picture.is_upright = True  # type: ignore[attr-defined]
+        return picture
 
 
 def as_read(

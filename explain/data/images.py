@@ -42,6 +42,7 @@ from explain.data.scans import (
     chosen_numbers,
     page_count,
     read_scan,
+    slice_label,
     slice_name,
     split_slice,
 )
@@ -381,9 +382,9 @@ class _Reading:
             return self.decode(scan.picture(numbers[0], self.window))
         picture, cells = scan.stack(numbers, self.window)
         decoded = self.decode(picture)
+        # a scan that is given with `places` is shown whole: its slices were chosen before
         decoded.cells = {  # type: ignore[attr-defined]
-            slice_name("", place).strip(): cell
-            for place, cell in zip(places or numbers, cells, strict=True)
+            slice_label(place): cell for place, cell in zip(places or numbers, cells, strict=True)
         }
         return decoded
 

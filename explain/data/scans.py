@@ -81,7 +81,12 @@ class Scan:
 def slice_name(path: str, place: int) -> str:
     """Return the name by which a slice is read, as "scan.dcm slice 1" for ``place`` 0: people count
     slices from 1."""
-    return f"{path} slice {place + 1}"
+    return f"{path} {slice_label(place)}"
+
+
+def slice_label(place: int) -> str:
+    """The name of a slice without its file, such as "slice 1" for ``place`` 0."""
+    return f"slice {place + 1}"
 
 
 def split_slice(name: str) -> tuple[str, Chosen]:

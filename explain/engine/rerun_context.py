@@ -142,17 +142,21 @@ class RerunContext:
         if confirm is not None and not self.state.interrupted:
             confirm()
 
-    def confirm(self, way: Way, run: Callable[[Tensor], Any], image: Tensor, samples: int) -> None:
-        """Probe once more, after batches of so many ``samples``, that an unperturbed ``image``
+    def confirm(
+        self, way: Way, run: Callable[[Tensor], Any], image_index: Tensor, samples: int
+    ) -> None:
+        """Probe once more, after batches of so many ``samples``, that an image (its index ``(1,)``)
         keeps its score. Done once for a model, its weights, and the kind and number of samples."""
         key = ("keeps scores", way, samples, self.inputs.sizes)
         findings = findings_of(self.model)
         if key in findings:
             return
+        # the work is over, and so are the blocks that it ran in: scores are compared as there
         with calculating(self.device.type):
+            # each sample ran in the place of its image in the caller's batch, which is run again
             if way == "one at a time":
                 self._must_repeat()
-            elif not self._probe_way(run, image.expand(samples)):
+            elif not self._probe_way(run, image_index.expand(samples)):
                 raise ModelError(
                     f"{_MUST_REPEAT}, but it did not after batches of {samples}; {_RESET}"
                 )

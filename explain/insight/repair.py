@@ -261,8 +261,8 @@ def _projected(
 
 def _trained(
     model: nn.Module,
-    fit: WantedAnswers,
-    choice: WantedAnswers,
+    training_answers: WantedAnswers,
+    choice_answers: WantedAnswers,
     run: _BatchRunner,
     seed: int,
     *,
@@ -272,7 +272,7 @@ def _trained(
     prior: Prior | None,
 ) -> nn.Module:
     """Train a copy to answer as without the pattern, for ``steps`` or ``max_seconds``; the best
-    weights by ``choice`` stay. ``prior`` penalises evidence in the pattern.
+    weights by ``choice_answers`` stay. ``prior`` penalises evidence in the pattern.
     """
     new = copy.deepcopy(model).eval()  # statistics of normalisations stay as they are
     parameters = list(new.parameters())
@@ -283,21 +283,22 @@ def _trained(
     generator = seeded(seed)
     end = time.monotonic() + max_seconds
     best_weights = copy.deepcopy(new.state_dict())
-    least_loss = choice.loss(run(new, choice.x))
+    least_loss = choice_answers.loss(run(new, choice_answers.x))
     for step in range(1, steps + 1):
-        rows = torch.randint(len(fit.x), (BATCH,), generator=generator)
-        x = run.place(fit.x[rows])
+        rows = torch.randint(len(training_answers.x), (BATCH,), generator=generator)
+        x = run.place(training_answers.x[rows])
         scores = run.log_probabilities(new, x)
-        wanted = fit.wanted[rows].to(scores)
+        wanted = training_answers.wanted[rows].to(scores)
         loss = F.kl_div(scores, wanted, log_target=True, reduction="batchmean")
         if prior is not None:
-            loss = loss + prior(new, x, wanted.argmax(1), fit.allowed[rows])
+            # the last argument says where evidence may lie
+            loss = loss + prior(new, x, wanted.argmax(1), training_answers.allowed[rows])
         optimiser.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss)  # `loss.backward()`, with types
         optimiser.step()
         is_over = step == steps or time.monotonic() > end
         if is_over or step % CHECK_EVERY == 0:
-            loss_now = choice.loss(run(new, choice.x))
+            loss_now = choice_answers.loss(run(new, choice_answers.x))
             if loss_now < least_loss:
                 least_loss = loss_now
                 best_weights = copy.deepcopy(new.state_dict())

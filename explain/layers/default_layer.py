@@ -296,10 +296,12 @@ def _candidates(search: LayerSearch) -> list[_Candidate]:
     candidates: list[_Candidate] = []
     for calls_of_tensor in calls_by_tensor:
         outside = [call for call in calls_of_tensor if not call.name.startswith(attentions)]
-        value = search.scored.values.get(calls_of_tensor[-1].key)
+        value = search.scored.values.get(calls_of_tensor[-1].key)  # all of them have the same
         # in a program without modules (""), no name says what is inside an attention
         is_of_heads = "" in search.scored.attentions and value in search.scored.of_heads
-        if outside and not is_of_heads and not calls_of_tensor[0].again:
+        # whose first call returns it again: it may be handed on unused, and has a candidate already
+        is_handed_on = calls_of_tensor[0].again
+        if outside and not is_of_heads and not is_handed_on:
             candidates.append(_Candidate(number=len(candidates), calls=outside, value=value))
     return candidates
 

@@ -76,7 +76,7 @@ Field: TypeAlias = tuple[Along, Along]
 """What values look at, along the rows of the image and along its columns."""
 
 
-def _each(field: Field, change: Callable[[Along], Along]) -> Field:
+def _along_both(field: Field, change: Callable[[Along], Along]) -> Field:
     """A field that is changed along the rows of the image, and along its columns."""
     rows, columns = field
     return change(rows), change(columns)
@@ -125,9 +125,7 @@ def receptive_fields(
     precise = torch.float32 if device.type == "mps" else torch.float64
     one = torch.ones([1] * 4, device=device, dtype=precise)
     pixels = [
-        torch.arange(0.5, length, device=device, dtype=precise).reshape(
-            [length if d == dim else 1 for d in range(4)]
-        )
+        _line(torch.arange(0.5, length, device=device, dtype=precise), dim, dims=4)
         for dim, length in enumerate(x.shape[2:], start=2)
     ]
     rows, columns = (Along(mass=one, beside=0 * one, at=middles) for middles in pixels)
@@ -139,7 +137,7 @@ def receptive_fields(
         staying = stays.keys() & set(step.outputs)
         for result in staying:  # each state of a recurrent layer belongs to the place of its input
             if stays[result] in fields:
-                fields[result] = _each(
+                fields[result] = _along_both(
                     fields[stays[result]],
                     lambda along: along.summed(lambda part: part.mean(-1, keepdim=True)),
                 )
@@ -184,7 +182,7 @@ def _carried(
         return {}
     resamples = any(operation.has(trait) for trait in ("pools", "resizes", "samples"))
     if resamples or step.name in ("sum", "mean"):
-        return {result: _each(fields[step.args[0]], partial(_run_on, step))}
+        return {result: _along_both(fields[step.args[0]], partial(_run_on, step))}
     if not operation.has("stays") and not step.is_pointwise:
         raise ValueError(step.name)  # an operation without a rule
     return {result: _by_value(step, result, fields, size)}
@@ -193,16 +191,20 @@ def _carried(
 def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
     """The fields of results that are moved: the step is run with each part of the fields."""
     any_rows, _ = next(iter(fields.values()))
-    zero = any_rows.mass.new_zeros([])  # in the precision of the fields
+    zero = any_rows.mass.new_zeros([])  # all fields have its precision and its device
 
     def part_of(axis: int, part: int, value: Value) -> Tensor:
         """One part of the field of a value; 0 of a value that does not come from the image."""
         if value not in fields:
             return zero.reshape([1] * len(value.shape))
-        return fields[value][axis][part].clone()  # what strides are taken of has memory of its own
+        # a copy: `as_strided` takes all memory below a tensor, where a view has other values too
+        return fields[value][axis][part].clone()
 
     rows, columns = (
-        [moved(step, partial(part_of, axis, part)) for part in range(len(Along._fields))]
+        [
+            moved(step, partial(part_of, axis, part), device=zero.device)
+            for part in range(len(Along._fields))
+        ]
         for axis in (0, 1)
     )
     return {
@@ -215,13 +217,14 @@ def _moved(step: Step, fields: Mapping[Value, Field]) -> dict[Value, Field]:
 
 
 def _padded(step: Step, field: Field, *, cut: bool) -> Field:
-    """The field behind a padding with a constant, along the dimensions in which it changes."""
+    """The field behind a padding with a constant. A dimension in which it does not change (of size
+    1) stays, as `_extended` leaves it."""
     ends = step.args[1]  # a pair for each dimension, from the last one on
     for i in range(len(ends) // 2):
         dim = len(step.args[0].shape) - 1 - i
         left, right = ends[2 * i : 2 * i + 2]
         extended = partial(_extended, dim=dim, left=left, right=right, cut=cut)
-        field = _each(field, extended)
+        field = _along_both(field, extended)
     return field
 
 
@@ -229,27 +232,27 @@ def _extended(along: Along, dim: int, left: int, right: int, *, cut: bool) -> Al
     """A field with so many values more at both ends of a dimension, or fewer: they look further
     out, as every second value does; nowhere, if fields are ``cut``."""
     length = along.shape[dim]
-    if length == 1:
+    if length == 1:  # the same everywhere: beyond the ends, too
         return along
     period = min(2, length - 1)  # transposed convolutions have two kinds of values in turn
     numbers = torch.arange(-left, length + right, device=along.mass.device)
     beyond = numbers - numbers.clamp(0, length - 1)
     periods = (beyond.abs() + period - 1).div(period, rounding_mode="floor") * beyond.sign()
     source = numbers - period * periods  # the value that each one is like, some periods further in
-    shape = [-1 if d == dim else 1 for d in range(along.mass.ndim)]
+    in_line = partial(_line, dim=dim, dims=along.mass.ndim)
     mass, beside, at = (
         part.index_select(dim, source) if part.shape[dim] > 1 else part for part in along
     )
     if cut:
-        is_own = (beyond == 0).reshape(shape)
+        is_own = in_line(beyond == 0)
         return Along(mass * is_own, beside * is_own, at)
     # of a regular map, only the places `at` change from cell to cell
     looks_at = along.at if mass.shape[dim] == beside.shape[dim] == 1 else along.centres
     first, second, second_last, last = (  # a period apart
         looks_at.narrow(dim, place, 1) for place in (0, period, -1 - period, -1)
     )
-    below = periods.clamp(max=0).reshape(shape) * (second - first)
-    above = periods.clamp(min=0).reshape(shape) * (last - second_last)
+    below = in_line(periods.clamp(max=0)) * (second - first)
+    above = in_line(periods.clamp(min=0)) * (last - second_last)
     # values that look nowhere have no distance to others
     return Along(mass, beside, at + (below + above).nan_to_num())
 
@@ -319,18 +322,20 @@ def _of_windows(step: Step, field: Field, size: tuple[int, int], *, cut: bool) -
     windows = _Windows.of(step)
     lengths = step.outputs[0].shape[2:]
 
-    def of_windows(along: Along, length: int) -> Along:
+    def of_axis(along: Along, length: int) -> Along:
         """What the windows look at along an axis of this length."""
-        gap = _gap(along)
+        gap = _gap(along)  # None, if it is no regular map
         # all windows of a regular map are alike, unless the border cuts some or they're transposed
         if gap is not None and not (cut or windows.is_transposed):
             return _of_first_window(windows, along, gap, lengths)
         # a convolution adds its channels up, a pooling does not
         if step.operation.kind == "convolution" and along.shape[1] > 1:
-            _must_be_together(along, length, step.name)
+            _refuse_places_apart(along, length, step.name)
         return _of_all_windows(windows, along, lengths, cut=cut)
 
-    return of_windows(field[0], size[0]), of_windows(field[1], size[1])
+    rows, columns = field
+    height, width = size
+    return of_axis(rows, height), of_axis(columns, width)
 
 
 def _gap(along: Along) -> float | None:
@@ -431,13 +436,13 @@ def _of_product(step: Step, result: Value, fields: Mapping[Value, Field]) -> dic
         return {}
     if first in fields:  # a row of features, which count alike
         scale = second.tensor.detach().square().sum(0).mean().to(fields[first][0].mass)
-        mean = _each(
+        mean = _along_both(
             fields[first],
             lambda along: along.summed(lambda part: part.mean(1, keepdim=True) * scale),
         )
         return {result: mean}
     squares = first.tensor.detach().square().to(fields[second][0].mass)
-    sums = _each(
+    sums = _along_both(
         fields[second],
         lambda along: along.summed(lambda part: squares @ part.expand(second.shape)),
     )
@@ -454,13 +459,11 @@ def _by_value(
     if not alike:  # no rule says which value is computed from which
         raise ValueError(step.name)
     if len(alike) > 1:
-        rows, columns = (
-            _added([fields[value][axis] for value in alike], size[axis], step.name)
-            for axis in (0, 1)
-        )
-        return rows, columns
+        rows, columns = zip(*(fields[value] for value in alike), strict=True)
+        height, width = size
+        return _added(rows, height, step.name), _added(columns, width, step.name)
     slope = _squared_slope(step, alike[0], fields[alike[0]])
-    return _each(
+    return _along_both(
         fields[alike[0]],
         lambda along: along._replace(mass=along.mass * slope, beside=along.beside * slope),
     )
@@ -475,7 +478,7 @@ def _added(parts: Sequence[Along], length: int, name: str) -> Along:
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     masses = torch.stack([part.mass.expand(shape) for part in parts], 1)
     moments = torch.stack([part.moment.expand(shape) for part in parts], 1)
-    _must_be_together(Along.counted(masses, moments), length, name)
+    _refuse_places_apart(Along.counted(masses, moments), length, name)
     return Along.counted(masses.sum(1), moments.sum(1))
 
 
@@ -484,9 +487,9 @@ def _sum(tensors: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
 
-def _must_be_together(along: Along, length: int, name: str) -> None:
-    """Refuse to mix what looks at several places of an image of this ``length``, along the second
-    dimension of values: the mean of these is none of them."""
+def _refuse_places_apart(along: Along, length: int, name: str) -> None:
+    """Raise `ValueError`, with a step's ``name``, for values to be added up along their second
+    dimension that look at places far apart in an image of this ``length``: no mean is at them."""
     mass = along.mass.expand(along.shape)
     shares = mass / mass.sum(1, keepdim=True)
     centres = along.centres

@@ -466,7 +466,7 @@ class ViTCX(ScoredSamplesMethod):
             )
         return [
             clustered(maps, evidence.size, self.distance, placement)
-            for maps, placement in zip(evidence.activations, _of_each(evidence), strict=True)
+            for maps, placement in zip(evidence.activations, _placements(evidence), strict=True)
         ]
 
     def perturbed(self, evidence: Evidence) -> PerturbedRows:
@@ -500,19 +500,23 @@ class ViTCX(ScoredSamplesMethod):
         score less noisy score, plus the photo's), weighted by the masks."""
         values = []
         per_image = zip(
-            self.clusters(evidence), scores, evidence[self.whole], _of_each(evidence), strict=True
+            self.clusters(evidence),
+            scores,
+            evidence[self.whole],
+            _placements(evidence),
+            strict=True,
         )
-        for maps, sample_scores, whole, placement in per_image:
-            masked_score, noise_score = sample_scores.reshape(-1, 2).unbind(1)
+        for cluster_maps, sample_scores, photo_score, placement in per_image:
+            # of each cluster, the masked photo and the one with the noise follow each other
+            masked_scores, noise_scores = sample_scores.reshape(-1, 2).unbind(1)
+            weights = masked_scores - noise_scores + photo_score
             values.append(
-                weighted_mean(
-                    maps.to(whole), masked_score - noise_score + whole, evidence.size, placement
-                )
+                weighted_mean(cluster_maps.to(photo_score), weights, evidence.size, placement)
             )
         return torch.stack(values)
 
 
-def _of_each(evidence: Evidence) -> list[Placement | None]:
+def _placements(evidence: Evidence) -> list[Placement | None]:
     """The placement of the layer's map for each image."""
     placement = evidence.placement
     return [placement and placement[image] for image in range(len(evidence.inputs))]

@@ -444,6 +444,8 @@ class _Evaluation:
     def run(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, which runs the model as the options say."""
         wanted = as_target(self.target, self.settings.categories)
+        # for a target that is a text, the model becomes one that scores photos by it; of the tokens
+        # of explained words, which come third, metrics have no use
         self.model, self.inputs, _ = with_texts(self.model, self.inputs, [wanted])
         settings = self.settings
         # outputs become probabilities in the same way throughout

@@ -209,21 +209,23 @@ class Randomised:
         """The values of a layer's tensors after an initialisation with ``seed``; all that it
         changes (shared weights too) is restored, and the global random state left alone.
         """
-        changed = [*layer.module.parameters(), *layer.module.buffers()]
-        values_so_far = _values(changed)
-        trained = _values(layer.parameters)
+        # a reset may write into modules inside of the layer's, too
+        all_tensors = [*layer.module.parameters(), *layer.module.buffers()]
+        values_so_far = _values(all_tensors)
+        trained_values = _values(layer.parameters)
         try:
             with drawing(seed, [tensor.device for tensor in layer.tensors]):
                 _reset(layer)
                 # what this leaves unchanged, such as class tokens, is shuffled
-                for parameter, value in zip(layer.parameters, trained, strict=True):
+                for parameter, value in zip(layer.parameters, trained_values, strict=True):
+                    # running statistics, which are buffers, are reset in any case
                     if isinstance(parameter, nn.Parameter) and torch.equal(parameter, value):
                         order = torch.randperm(parameter.numel(), device="cpu").to(parameter.device)
                         parameter.copy_(value.flatten()[order].reshape(parameter.shape))
-                _iterate(layer.module)
+                _find_spectral_norms(layer.module)  # of the new weights
             return _values(layer.tensors)
         finally:
-            for tensor, value in zip(changed, values_so_far, strict=True):
+            for tensor, value in zip(all_tensors, values_so_far, strict=True):
                 tensor.copy_(value)
 
 
@@ -271,7 +273,7 @@ def _reset(layer: Layer) -> None:
             getattr(module, f"{name}_orig").copy_(getattr(module, name).detach())
 
 
-def _iterate(module: nn.Module) -> None:
+def _find_spectral_norms(module: nn.Module) -> None:
     """Let spectral normalisation find the norm of new weights in place: it iterates in training
     only, so its modules are in training mode for a moment."""
     parts = {part: part.training for part in _own_parts(module)[1:]}

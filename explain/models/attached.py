@@ -20,7 +20,7 @@ from explain.hooks.unwrap import unwrapped
 from explain.models import from_ultralytics, huggingface
 from explain.models.classifier import Classifier
 from explain.models.files import BlackBox
-from explain.models.from_timm import is_configured, timm_config, timm_transform_and_labels
+from explain.models.from_timm import has_configured_classes, timm_config, timm_transform_and_labels
 from explain.models.preprocessing import (
     CenterCrop,
     CropLike,
@@ -62,7 +62,7 @@ def as_classifier(
             transform, timm_labels = timm_transform_and_labels(timm, inner, size)
             preprocess = preprocess or transform
             labels = labels or timm_labels
-            is_known = is_known or is_configured(inner)
+            is_known = is_known or has_configured_classes(inner)
     elif config is not None and not is_known:
         preprocess, is_known = huggingface.preprocessing(inner, config, size)
     elif from_ultralytics.is_network(inner):

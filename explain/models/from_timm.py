@@ -92,10 +92,11 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
             f"({reason_of(error)}); run pip install 'explain-hooks[timm]'"
         ) from None
     plain = name.removeprefix(TIMM)
-    if not timm.is_model(plain):
-        raise ModelError(
-            f"model {name!r} is unknown to timm; {did_you_mean(plain, timm.list_models())}"
-        )
+    architecture, _, tag = plain.partition(".")  # such as "resnet18" and "a1_in1k"
+    # without the names that timm has given up, for which it has no configuration
+    names = timm.list_models(include_tags=bool(tag))
+    if plain not in names:
+        raise ModelError(f"model {name!r} is unknown to timm; {did_you_mean(plain, names)}")
     published = timm.get_pretrained_cfg(plain)
     options: dict[str, Any] = {}
     if size is not None and published.fixed_input_size:
@@ -106,7 +107,7 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         except (OSError, RuntimeError) as error:
             # timm keeps what it downloads in one of several places: none is named
             raise not_downloaded(name, where="", error=error) from None
-        origin = f"{plain}.{published.tag}" if published.tag else ""
+        origin = f"{architecture}.{published.tag}" if published.tag else ""
     else:
         state = read_weights(weights)
         head_name = published.classifier
@@ -118,8 +119,9 @@ def load_timm(name: str, weights: str | Path | None = None, size: Side | None = 
         fit_weights(model, state, weights)
         origin = describe_weights(weights)
     preprocess, labels = timm_transform_and_labels(timm, model, size)
-    # with another number of classes, the weights were trained with a transform that nobody says
-    assumed = None if is_configured(model) else preprocess.origin
+    # weights for other classes than published were trained by others, who may have transformed
+    # photos in another way: then what is assumed is said
+    assumed = None if has_configured_classes(model) else preprocess.origin
     return Classifier(model.eval(), preprocess, labels, name, weights=origin, assumed=assumed)
 
 
@@ -134,11 +136,12 @@ def timm_config(model: nn.Module) -> Mapping[str, Any] | None:
     return None
 
 
-def is_configured(model: nn.Module) -> bool:
+def has_configured_classes(model: nn.Module) -> bool:
     """Whether a model of timm has as many classes as its configuration says.
     One that was made with another ``num_classes=``, to be trained, has not.
     """
     classes = (timm_config(model) or {}).get("num_classes")
+    # where either says nothing, nothing is known to differ
     return classes is None or classes == getattr(model, "num_classes", classes)
 
 

@@ -19,7 +19,7 @@ RESCALING = ("googlenet", "inception_v3")
 """Networks that rescale their input where they carry published weights; weights tuned from those
 expect the same."""
 OLD_DENSENET = r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)"
-"""Names in old files of weights, which had a dot more."""
+"""Names in old files of DenseNets' weights, which had a dot more: "norm.1" for "norm1"."""
 
 
 def torchvision_models() -> ModuleType:
@@ -69,10 +69,12 @@ def load_torchvision(
             where = f" at {str(cached)!r}"
             raise not_downloaded(name, where=where, error=error) from None
         return Classifier(model.eval(), preprocess, categories, name, weights=str(published))
+    # as torchvision reads them: a new network has the names without that dot
     state = {
         re.sub(OLD_DENSENET, r"\1\2", key): tensor for key, tensor in read_weights(weights).items()
     }
-    # without their initial weights, which take long to draw and are replaced at once
+    # Without their initial weights, which take long to draw and are replaced at once. And with the
+    # rescaling of inputs that these have with published weights, as tuned ones expect the same.
     options = {"init_weights": False, "transform_input": True} if name in RESCALING else {}
     model = models.get_model(name, weights=None, **options)
     head_bias = list(model.state_dict())[-1]  # of the last layer, one number for each class

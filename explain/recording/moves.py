@@ -23,18 +23,21 @@ def values_moved(step: Step) -> list[Value]:
     return [value for value in step.inputs if value not in indices]
 
 
-def moved(step: Step, number_of: Callable[[Value], Tensor | None]) -> dict[Value, Tensor]:
-    """Run a step that moves values, on the CPU, with numbers in the place of these: ``number_of`` a
-    value, such as its position, of size 1 where they do not change, or None for 0."""
+def moved(
+    step: Step, number_of: Callable[[Value], Tensor | None], device: torch.device | str = "cpu"
+) -> dict[Value, Tensor]:
+    """Run a step that moves values, with numbers on a ``device`` in the place of these:
+    ``number_of`` a value, such as its position, of size 1 where they do not change, or None for 0.
+    """
     indices = _indices(step)  # they stay as they are
 
     def written_out(value: Value) -> Tensor:
         """The numbers of an argument, in the shape that the step takes it in."""
         if value in indices:
-            return value.tensor.cpu()
+            return value.tensor.to(device)
         numbers = number_of(value)
         if numbers is None:
-            numbers = torch.zeros([1] * len(value.shape), device="cpu")
+            numbers = torch.zeros([1] * len(value.shape), device=device)
         if step.operation.has("permutes"):  # it does so whatever the sizes
             return numbers
         return numbers.expand(value.shape).contiguous()  # a view of the value may be none of these

@@ -126,6 +126,7 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
     if x is not signal:  # the weight or bias is computed from the input
         return None
     weight = _plain(constant.tensor)
+    # the result has as many dimensions as the weight, and channels behind the batch
     channels = 1 - weight.ndim
     unbiased = replace(step, args=(x, constant, None, *step.args[3:]))
     bias_by_channel = None if bias is None else along(bias.tensor, -channels)
@@ -139,6 +140,7 @@ def _convolution(step: Step, x: Value) -> LinearMap | None:
         channels=channels,
         # (out, in / groups, ...), or transposed (in, out / groups, ...)
         weight_channels=1 if is_transposed else 0,
+        # a first dimension of output channels has those of all groups, which is as one group
         groups=step.options["groups"] if is_transposed else 1,
     )
 

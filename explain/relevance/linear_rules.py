@@ -182,6 +182,7 @@ class Gamma(_Stabilised):
         Two maps are run backward: W with the shares of z, and ``|W|`` with those of the sizes. The
         bias and the stabiliser take their shares.
         """
+        # then the parts with the sign of z are those of positive weights: one map does
         if step.rectified and flow.is_nonnegative(step):
             return self._of_positive(step, gradient, flow)
         linear = step.linear
@@ -190,10 +191,12 @@ class Gamma(_Stabilised):
         half_gamma = self.gamma / 2
         weight = linear.weight
         size_weight = weight.abs() * half_gamma
-        bias = None if linear.bias is None else linear.bias.abs() * half_gamma
+        value_bias = None if linear.bias is None else linear.bias * (1 + half_gamma)
+        size_bias = None if linear.bias is None else linear.bias.abs() * half_gamma
         size = z.abs()
         # those of the rule times sign(z): (1 + gamma / 2) |z| + gamma / 2 (|W| |x| + |b|)
-        denominators = _run(step, [(x.abs(), size_weight)], bias).add_(size, alpha=1 + half_gamma)
+        denominators = _run(step, [(x.abs(), size_weight)], size_bias)
+        denominators.add_(size, alpha=1 + half_gamma)
         # no relevance arrives where a rectifier gives zero: these do not count in the mean
         stabiliser = self._stabiliser(
             flow, denominators.masked_fill(z <= 0, 0) if step.rectified else denominators
@@ -203,10 +206,9 @@ class Gamma(_Stabilised):
         # sizes have a factor sign(z) too, and the two cancel out.
         share_of_z = size.mul_(gradient).div_(denominators)
         share_of_size = (gradient * z).div_(denominators)
-        _take(
-            step, flow, share_of_z, None if linear.bias is None else linear.bias * (1 + half_gamma)
-        )
-        _take(step, flow, share_of_size, bias, stabiliser)
+        _take(step, flow, share_of_z, value_bias)
+        # this share is R over the denominators, of which the stabiliser is a part
+        _take(step, flow, share_of_size, size_bias, stabiliser)
         of_x = linear.backward(share_of_z, x, weight).mul_(1 + half_gamma)
         return of_x.addcmul_(linear.backward(share_of_size, x, size_weight), x.sign())
 

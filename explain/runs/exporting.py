@@ -169,9 +169,10 @@ PHOTO_COLUMNS = ("name", "path", "label", "label_probability", "prediction", "pr
 def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
     """Write a table of CSV or JSON lines with a row for each photo, and the probability of every
     label or class; return the number of rows."""
+    # a run has one kind of outputs: labels, of which several may be true, or classes
     kind = "labels" if _labels_of(run, "labels") else "classes"
-    labels = _labels_of(run, kind)
-    if not labels:
+    names_of_outputs = _labels_of(run, kind)
+    if not names_of_outputs:
         warn(
             "the probability of each class is not in the table: a run stores it for models of "
             "several labels, and of 2 to 256 classes"
@@ -181,12 +182,12 @@ def _to_photos(run: StoredRun, ending: str, path: Path) -> int:
         """The cells of each photo, and the probabilities of its labels or classes."""
         for photo in run.photo_columns():
             columns: dict[str, Any] = {name: photo[name] for name in PHOTO_COLUMNS}
-            columns["labels"] = None
+            columns["labels"] = None  # the true ones of the photo, where they are known
             if photo["labels"] is not None:
                 columns["labels"] = true_label_names(photo["labels"])
             yield columns, _probabilities(photo, kind)
 
-    return _write(path, ending, [*PHOTO_COLUMNS, "labels"], labels, rows())
+    return _write(path, ending, [*PHOTO_COLUMNS, "labels"], names_of_outputs, rows())
 
 
 def _write(

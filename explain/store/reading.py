@@ -644,6 +644,7 @@ def row_of(
     }
     values |= {
         "layer": layer,
+        # of a picture, as Pillow has it; that of a tensor is (height, width), as PyTorch has it
         "size": (columns["width"], columns["height"]),
         "input_size": (columns["input_height"], columns["input_width"]),
         "box": Box(columns["left"], columns["top"], columns["right"], columns["bottom"]),

@@ -115,6 +115,7 @@ def with_answers(model: nn.Module, inputs: Inputs, targets: Sequence[Target]) ->
             f"targets must be about one answer, got {answers[0].name!r} and others; make two calls"
         )
     model, kwargs = with_prompt(model, inputs.kwargs, inputs.x)
+    # by their paths: None would look for the image once more, among other arguments
     inputs = replace(inputs, kwargs=kwargs, explained=list(inputs.paths))
     _check_prompts(inputs)
     inputs = _with_padding(model, inputs)
@@ -342,9 +343,7 @@ def _with_padding(model: nn.Module, inputs: Inputs) -> Inputs:
     mask = is_token.long().flip(1).cummax(1).values.flip(1)
     if bool(mask.all()):
         return inputs
-    return replace(
-        inputs, kwargs={**inputs.kwargs, "attention_mask": mask}, explained=list(inputs.paths)
-    )
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask})
 
 
 def _ends(kwargs: Mapping[str, Any]) -> torch.Tensor:

@@ -268,10 +268,12 @@ def find_scores(output: Any, count: int) -> torch.Tensor | None:
         length = output.shape[0] if output.ndim == 2 else output.numel()
         return output if length == count else None
     candidates = _candidates(output, count)
+    first = next(iter(candidates.values()), None)
     reader = READER.get()
     if len(candidates) > 1 and reader is not None:
-        return candidates.get(reader.scores_key(_candidates), next(iter(candidates.values())))
-    return next(iter(candidates.values()), None)
+        # the key is chosen once, in the output that the reader recorded: this one may lack it
+        return candidates.get(reader.scores_key(_candidates), first)
+    return first
 
 
 def _candidates(output: Any, count: int) -> Mapping[Any, torch.Tensor]:

@@ -288,25 +288,34 @@ class Predicted(Target):
         default = detections.Detections.threshold  # of classes that have none of their own
         thresholds: Mapping[Any, float] = {}
         if isinstance(self.threshold, Mapping):
-            count = len(categories or ())
-            thresholds = {from_start(int(i), count): value for i, value in self.threshold.items()}
+            class_count = len(categories or ())
+            # as plain ints, since NumPy's would not be counted from the start
+            thresholds = {
+                from_start(int(index), class_count): value
+                for index, value in self.threshold.items()
+            }
         elif self.threshold is not None:
             default = self.threshold
-        # an index counts the detections of a class above one threshold: the least of all classes
+        # A target takes its `index` among the detections of its class above its threshold. All get
+        # the least one, so that what is counted here is what they count.
         least = min([default, *thresholds.values()])
         chosen: list[Target] = []
         counts: Counter[int] = Counter()
         all_boxes = detections.Detections(size=size, threshold=least)
-        for cell, category in all_boxes.detected(output, count=1, image=0):
-            if float(boxes.scores[0][cell, category]) > thresholds.get(category, default):
+        for position, category in all_boxes.detected(output, count=1, image=0):
+            if float(boxes.scores[0][position, category]) > thresholds.get(category, default):
                 name = Category(category, class_label(categories, category))
                 index = counts[category]
                 chosen.append(detections.Detections(name, index=index, threshold=least))
             counts[category] += 1
         if not chosen:
+            of_labels = "".join(
+                f", {value:g} for {class_label(categories, category)}"
+                for category, value in thresholds.items()
+            )
             raise detections.NotDetectedError(
                 f"target 'all' must be detected on {image_name(0)} with a score above "
-                f"{default:g}, but nothing is; lower the threshold, or name a target"
+                f"{default:g}{of_labels}, but nothing is; lower the threshold, or name a target"
             )
         return chosen
 

@@ -498,8 +498,8 @@ def _anchors(
 
 
 def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
-    """Read CenterNet's maps: middles ``(N, K, h, w)``, sizes ``(N, 2, h, w)`` in cells and, if
-    there are, offsets in the cell. Middles are logits or probabilities. None for other outputs.
+    """Read CenterNet's maps: heat ``(N, K, h, w)``, logits or probabilities of a middle there;
+    sizes ``(N, 2, h, w)`` in cells; maybe offsets in the cell. None for other outputs.
     """
     maps, is_certain = _centernet_maps(output, count)
     heat = maps.get("heat")
@@ -507,16 +507,17 @@ def _centernet(output: Any, count: int, size: Size | None) -> Boxes | None:
     offset = maps.get("offset")
     if heat is None or sizes is None or len({tensor.shape[2:] for tensor in maps.values()}) > 1:
         return None
+    # without the input's size, that of the published networks
     stride = 4.0 if size is None else size[-1] / heat.shape[-1]
     middles = cell_middles(heat)
     if offset is not None:  # from the cell's corner
         middles = middles - 0.5 + offset.flatten(2).mT
     boxes = stride * _around(middles, sizes.flatten(2).mT)
     doubt = "" if is_certain else MAYBE_MAPS
-    classes = heat.flatten(2).mT
-    if _within(heat):
-        return Boxes(classes, boxes, doubt=doubt)
-    return Boxes(classes.sigmoid(), boxes, classes, doubt=doubt)
+    heat_of_cells = heat.flatten(2).mT
+    if _within(heat):  # as probabilities, which are the scores
+        return Boxes(heat_of_cells, boxes, doubt=doubt)
+    return Boxes(heat_of_cells.sigmoid(), boxes, logits=heat_of_cells, doubt=doubt)
 
 
 def _centernet_maps(output: Any, count: int) -> tuple[dict[str, torch.Tensor], bool]:

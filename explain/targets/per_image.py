@@ -113,10 +113,10 @@ class Separate(Target):
         """Resolve each image's target on the sample of its image alone."""
         if self.images is not None:  # that of perturbed copies, which is resolved
             return self
-        self._images(count)
+        check_one_per_image("target", len(self.targets), count)
         resolved: list[Target] = []
-        # each target makes its choices on the sample of its image alone
         for image, target in enumerate(self.targets):
+            # a function gets the whole output, as `as_target` says, and chooses nothing beforehand
             if not isinstance(target, ScoreTarget):
                 sample = take(output, count, [image])
                 target = target.resolved(sample, 1)

@@ -155,15 +155,16 @@ class Difference(Sum):
 
 def _from_numbers(numbers: Any, target: object, categories: Labels) -> Target:
     """The target for a caller's numbers (plain Python values): a class, a class or target for each
-    image, or a place in the output. ``target`` is what the caller gave, for messages.
+    image, or a place in the output. ``target`` is what the caller gave: a tuple may be a place, a
+    list is one for each image.
     """
     if not isinstance(numbers, Sequence):
         return ClassTarget(_whole([numbers], target)[0])
     if not numbers:
         raise _no_classes(target)
-    # (3, 5) is a place in the output, or a class for each of two images: the output decides
-    if isinstance(target, tuple) and _is_place(target):
-        return per_image.Element(_whole(target, target), or_classes=True)
+    # the tuple (3, 5) is a place, or a class for each of two images: the output decides
+    if _is_place(target):
+        return per_image.Element(_whole(numbers, target), or_classes=True)
     targets = tuple(_for_one_image(item, target, categories) for item in numbers)
     classes = tuple(
         item_target.index

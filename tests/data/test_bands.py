@@ -129,6 +129,17 @@ def test_pictures_have_the_bands_that_are_asked_for(shown: tuple[int, ...]) -> N
     assert explainer(bands=bands)(values, "gradcam").photo.tobytes() == picture.tobytes()
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(COUNT, 1, 30), (COUNT, 24, 1), (1, 30, COUNT), (COUNT, 1, 1), (1, COUNT, 24, 30)],
+)
+def test_an_image_may_be_one_pixel_high_or_wide(shape: tuple[int, ...]) -> None:
+    values = pixels("float32", shape)
+    bands: Any = load_image(values, Bands(COUNT))
+    expected = np.moveaxis(values, -1, 0) if shape[-1] == COUNT else values.reshape(shape[-3:])
+    assert np.array_equal(bands.bands, expected)
+
+
 def test_four_bands_of_a_png_are_no_transparency(tmp_path: Path) -> None:
     values = pixels("uint8", (4, 24, 30))
     Image.fromarray(np.moveaxis(values, 0, -1), "RGBA").save(tmp_path / "near-infrared.png")

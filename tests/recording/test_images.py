@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from explain.recording import Recording, Value, record
+from explain.recording import Recording, Value, moves, record
 from explain.recording.images import image_numbers, summed
 
 Program = Callable[[Tensor], Tensor]
@@ -314,3 +315,20 @@ def test_sums_leave_out_what_belongs_to_no_image() -> None:
     values = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
     numbers = torch.tensor([[0, 1, -1]])
     assert summed(values, numbers, 2).tolist() == [9.0, 18.0]
+
+
+def test_indices_of_moves_go_to_the_device_of_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "compact", lambda numbers: numbers)  # reads them, as "meta" cannot
+    order = torch.tensor([1, 0])
+    (step,) = record(Function(lambda x: x.index_select(2, order)), torch.rand(1, 1, 2, 2)).steps
+    devices = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket is torch.ops.aten.index_select:
+                devices.extend(arg.device.type for arg in args if isinstance(arg, Tensor))
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        moves.moved(step, lambda value: torch.zeros(value.shape, device="meta"), device="meta")
+    assert devices == ["meta", "meta"]

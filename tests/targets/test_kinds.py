@@ -26,6 +26,7 @@ from explain.targets import (
     ClassTarget,
     Detections,
     Difference,
+    Predicted,
     Segmentation,
     Similarity,
     TopClass,
@@ -93,6 +94,18 @@ def test_no_detection_is_refused_in_the_image_and_scores_0_in_altered_ones() -> 
         Detections().resolved(nothing, 1)
     score = target.pick(nothing, 1)[0]
     assert score.tolist() == torch.autograd.grad(score.sum(), scores)[0].tolist() == [0]
+
+
+def test_nothing_above_the_thresholds_names_them_all() -> None:
+    box = torch.tensor([[0.0, 0, 4, 4]])
+    output = [{"boxes": box, "labels": torch.tensor([1]), "scores": torch.tensor([0.5])}]
+    labels = ["nothing", "person", "tie"]
+    for threshold, named in (
+        (0.9, "0.9"),
+        ({1: 0.6, -1: 0.8}, "0.35, 0.6 for person, 0.8 for tie"),
+    ):
+        with pytest.raises(TargetError, match=f"a score above {named}, but nothing is"):
+            Predicted(threshold).detections_in(output, (8, 8), labels)
 
 
 @pytest.mark.long
