@@ -50,7 +50,7 @@ from explain.engine.output_kinds import reading
 from explain.engine.plan import Plan
 from explain.engine.prefix import LayerPrefix, prefix_of
 from explain.engine.recorded_pass import RecordedPass
-from explain.engine.rectifying_nodes import hook_rectifiers, rectifying_nodes
+from explain.engine.rectifying_nodes import Rectifiers, hook_rectifiers, rectifying_nodes
 from explain.engine.rerun_context import RerunContext, RerunState
 from explain.engine.searches import run_searches
 from explain.engine.settings import (
@@ -309,7 +309,7 @@ class _Passes:
         elif whole is not None:  # it was recorded for its attentions alone
             whole.close()
             whole = None
-        self.rectifiers: list[Node] | None = None
+        self.rectifiers: Rectifiers | None = None
         """The Nodes that rules are hooked on; None where these do not tell what rectifies."""
         if plan.hooks_nodes and not records and not self._hooked:
             outputs = [tensor for _, tensor in nested.paths(output)]
@@ -424,14 +424,17 @@ class _Passes:
                 _record_attention(sources_by_need, resolved, forward, group)
             all_sources = list(chain.from_iterable(sources_by_need.values()))
             gradients: Sequence[Tensor | None] = (None,) * len(all_sources)
-            walks = backward.changes_gradients or any(
-                need.kind.walks_back for need in sources_by_need
+            # where nothing is recorded, hooks on Nodes follow a rule in a plain differentiation
+            walks = forward.whole is not None and (
+                backward.changes_gradients or any(need.kind.walks_back for need in sources_by_need)
             )
             if backward.rule is not None and self.rectifiers is not None:
-                # nothing is recorded: hooks on Nodes follow the rule in a plain differentiation
-                walks = False
                 behind_score = set(nodes)
-                rectifiers = [node for node in self.rectifiers if node in behind_score]
+                rectifiers = {
+                    node: rectifier
+                    for node, rectifier in self.rectifiers.items()
+                    if node in behind_score
+                }
                 group = stack.enter_context(HookGroup())
                 coverage = hook_rectifiers(backward.rule, rectifiers, group)
                 resolved.coverage[backward.rule] = coverage

@@ -6,10 +6,10 @@ names say all; whether a product, a clamp or a difference rectifies is asked of 
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from explain.hooks import HookGroup
 from explain.hooks.graph import Reach, graph
 from explain.recording.operations import TABLE, KnownOperation
-from explain.relevance.gradient_rules import Coverage, GradientRule, GradientTuple
+from explain.relevance.gradient_rules import Coverage, GradientRule, GradientTuple, coverage_of
 from explain.relevance.rectifiers import Operation
 
 _NEVER_RECTIFYING = {
@@ -34,37 +34,35 @@ _OPERATIONS = {name.replace("_", ""): operation for name, operation in TABLE.ite
 """The table by names as Nodes have them: in lower case, without underscores."""
 
 
-def rectifying_nodes(outputs: Iterable[Tensor], sources: Iterable[Tensor]) -> list[Node] | None:
-    """The Nodes of rectifiers through which a gradient comes from ``outputs`` to ``sources``, in
-    the order of the pass; None if others may rectify too."""
+Rectifiers: TypeAlias = Mapping[Node, Operation]
+"""The Nodes of rectifiers, in the order of the pass, and what they differentiate."""
+
+
+def rectifying_nodes(outputs: Iterable[Tensor], sources: Iterable[Tensor]) -> Rectifiers | None:
+    """The Nodes of rectifiers through which a gradient comes from ``outputs`` to ``sources``; None
+    if others may rectify too."""
     reach = Reach(sources)
-    rectifiers = []
+    rectifiers = {}
     for node in dict.fromkeys(chain.from_iterable(map(graph, outputs))):
         if not reach.of(node):  # as of weights, which no gradient is taken in
             continue
         operation = _operation(node)
         if operation is not None and operation.has("rectifies"):
-            rectifiers.append(node)
+            rectifiers[node] = Operation(operation.name, rectifies=True)
         elif not _never_rectifies(node, operation):
             return None
-    return sorted(rectifiers, key=lambda node: node._sequence_nr())  # counts Nodes as they are made
+    # autograd counts Nodes as they are made
+    in_order = sorted(rectifiers, key=lambda node: node._sequence_nr())
+    return {node: rectifiers[node] for node in in_order}
 
 
-def hook_rectifiers(rule: GradientRule, rectifiers: Sequence[Node], group: HookGroup) -> Coverage:
+def hook_rectifiers(rule: GradientRule, rectifiers: Rectifiers, group: HookGroup) -> Coverage:
     """Let a rule replace the gradients of Nodes by hooks of ``group``; returns which it covers and
     misses."""
-    covered = Counter[str]()
-    missed = Counter[str]()
-    for node in rectifiers:
-        operation = _operation(node)
-        assert operation is not None
-        rectifier = Operation(operation.name, rectifies=True)
-        if not rule.covers(rectifier):
-            missed[rectifier.kind] += 1
-            continue
-        covered[rectifier.kind] += 1
-        group.node(node, partial(_replaced, rule, rectifier))
-    return Coverage(dict(covered), dict(missed))
+    for node, rectifier in rectifiers.items():
+        if rule.covers(rectifier):
+            group.node(node, partial(_replaced, rule, rectifier))
+    return coverage_of(rule, rectifiers.values())
 
 
 def _replaced(

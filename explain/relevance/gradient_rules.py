@@ -129,17 +129,23 @@ def walk_by_rule(
 ) -> tuple[Gradients, Coverage]:
     """The gradients in ``wanted`` values under a rule such as guided backpropagation, and which
     operations it covers and misses. ``signals`` lead to the explained inputs."""
-    covered = Counter[str]()
-    missed = Counter[str]()
+    operations = dict(operations_of(steps, signals, paths_to(gradients)))
     rules: dict[Step, Rule] = {}
-    for step, operation in operations_of(steps, signals, paths_to(gradients)):
+    for step, operation in operations.items():
         if rule.covers(operation):
             rules[step] = _walk_rule(rule, step, operation, signals)
-            covered[operation.kind] += 1
-        else:
-            missed[operation.kind] += 1
     of_wanted = walk_back(steps, gradients, wanted, signals, rules)
-    return of_wanted, Coverage(dict(covered), dict(missed))
+    return of_wanted, coverage_of(rule, operations.values())
+
+
+def coverage_of(rule: GradientRule, operations: Iterable[Operation]) -> Coverage:
+    """Which of some operations a rule covers and misses, counted by their kinds."""
+    covered = Counter[str]()
+    missed = Counter[str]()
+    for operation in operations:
+        counts = covered if rule.covers(operation) else missed
+        counts[operation.kind] += 1
+    return Coverage(dict(covered), dict(missed))
 
 
 def _walk_rule(

@@ -31,7 +31,7 @@ class _Stabilised(LinearRule):
         if self.absolute or not self.epsilon:
             return self.epsilon
         mean = flow.mean(sizes)
-        # the least number above zero, lest a tiny mean times epsilon becomes zero
+        # the least number above zero, where a tiny mean times epsilon would be zero
         least = torch.finfo(mean.dtype).smallest_normal * torch.finfo(mean.dtype).eps
         # where all denominators are zero, so is the relevance: 1 avoids 0 / 0
         return (mean * self.epsilon).clamp(min=least).masked_fill(mean == 0, 1)
